@@ -5,6 +5,7 @@ from . import (
     export as export, formats as formats, init as init, losses as losses, metrics as metrics, ops as ops, optim as optim,
     parallel as parallel, programs as programs, sym as sym,
 )
+from jfit.callbacks.intervals import Every as Every, every as every
 from jfit.data import Batch as Batch, NDArrayIter as NDArrayIter
 from jfit.disk_cache import compile_cache as compile_cache
 from jfit.evaluate.scorer import predict as predict, score as score

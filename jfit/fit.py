@@ -9,6 +9,8 @@ from typing import Any, Never
 
 import jax
 
+from jfit.callbacks import Callback
+from jfit.callbacks.intervals import Every
 from jfit.checkpoints.same_run import check_same
 from jfit.checks import nearest
 from jfit.parallel import check_entry
@@ -23,7 +25,8 @@ def fit(
     eval_data: Any = None,
     *,
     batch_size: int = 32,
-    num_epoch: int = 10,
+    num_epoch: int | None = None,
+    num_steps: int | None = None,
     optimizer: Any = "sgd",
     optimizer_params: Mapping[str, Any] | None = None,
     eval_metric: Any = "auto",
@@ -34,13 +37,13 @@ def fit(
     class_weight: Mapping[int, float] | None = None,
     steps_per_epoch: int | None = None,
     validation_split: float | None = None,
-    eval_every: int = 1,
+    eval_every: int | str | Every = 1,
     shuffle: bool = True,
     seed: int = 0,
     steps_per_call: int | str = "auto",
     callbacks: Sequence[Any] = (),
-    checkpoint: str | Path | None = None,
-    checkpoint_every: int | str = "epoch",
+    checkpoint: str | Path | Callback | None = None,
+    checkpoint_every: int | str | Every = "epoch",
     checkpoint_best: str | None = None,
     resume: bool | str | Path | None = None,
     resume_with: str | Sequence[str] = (),
@@ -57,13 +60,15 @@ def fit(
     loss_weights: Any = None,
     loss_per_batch: bool = False,
     gather_outputs: bool = False,
+    row_axes: Any = 0,
     eval_batch_size: int | None = None,
     directory: str | Path | None = None,
     progress: bool | str = "auto",
     data_on_device: bool | str = "auto",
     sync_batch_stats: bool = False,
     ema: Any = None,
-    log_every: int | None = None,
+    log_every: int | str | Every | None = None,
+    log: str | Sequence[str] = (),
     profile: tuple[int, int] | None = None,
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None,
     reduce: Any = None,
@@ -88,14 +93,18 @@ def fit(
             shape (rows,), finite, at least 0; for a function also (rows, positions), weights of the positions of the label,
             such as tokens, in the loss and the metrics); a dict of arrays by input name, labels included; a DataFrame; an
             iterable of batches of these forms; or rows, such as a torch or Hugging Face `Dataset`, or an iterable of single
-            rows (see `jfit.data.Rows`).  Columns and keys that the model does not take are not used, which is logged.
+            rows (see `jfit.data.Rows`).  Columns and keys that neither the model nor its loss takes are not used, which is
+            logged.
             In a job of several processes, all pass the same arrays or data set of rows, and each reads the rows of its own
             devices; an iterable yields the rows of its process, and `batch_size` counts the rows of all.
             For a function, `x` and `y` may be pytrees of arrays: several arguments as a list or a dict by name, a single
             argument as any dict, tuple or NamedTuple, and labels in the structure of the outputs.
-        eval_data: evaluation data in the same forms, scored after every epoch.  Default: no evaluation.
+        eval_data: evaluation data in the same forms, scored as `eval_every` says.  Default: no evaluation.
         batch_size: number of rows per step over all devices.  An iterable of batches determines its own batch sizes.
-        num_epoch: total number of epochs.  A resumed run trains only the epochs that are left.
+        num_epoch: total number of epochs.  A resumed run trains only the epochs that are left.  Default: 10, or `num_steps`.
+        num_steps: total number of steps (updates), instead of `num_epoch`.  Training may end within an epoch, which then has
+            its row in the history and its "epoch_end" event; if training goes on later, the row is replaced at the end of the
+            epoch.  An endless iterable needs no `steps_per_epoch`: it is one epoch.  Schedules are as long as the run.
         optimizer: name such as "sgd", "adam" or "lion", a `jfit.optim` optimizer, or an optax gradient transformation,
             which sees the parameters of a function as the pytree that they are (`optax.masked`, labels, masks).  A name means
             optax's optimizer for functions and modules, and MXNet's for graphs, see docs/optimizers.md.  A dict of a parameter
@@ -124,11 +133,13 @@ def fit(
             are in its batches.
         class_weight: dict class -> weight, which multiplies the row weights of the training data.  Labels are class indices or
             one-hot; every class that occurs needs a weight.  Loss and metrics of training are weighted, evaluation is not.
-        steps_per_epoch: number of batches per epoch; required for endless iterables.  Arrays, iterables with a length and
-            callables `f(epoch)` start again in every epoch; for other iterables an epoch begins where the last one ended.
+        steps_per_epoch: number of batches per epoch; required for endless iterables without `num_steps`.  Arrays, iterables
+            with a length and callables `f(epoch)` start again in every epoch; for other iterables an epoch begins where the
+            last one ended.
         validation_split: fraction of the rows of arrays, the last ones before shuffling, that are evaluation data instead of
             training data.  Not with `eval_data` or iterables.
-        eval_every: number of epochs between two evaluations; the last epoch is always evaluated.
+        eval_every: number of epochs between two evaluations, or `jfit.every(steps=500)`: after step 500, 1000, ...  The end of
+            training is always evaluated.
         shuffle: whether to shuffle arrays, and data sets of rows with `__len__` and `__getitem__`, before every epoch, by a
             permutation that depends only on `seed` and the epoch.  Memory maps larger than 1 GiB are shuffled in blocks.  Other
             iterables are read in their own order.
@@ -137,12 +148,14 @@ def fit(
             the same for every number; a reported loss may differ in its last bit.  On CPU, models with convolutions always run
             one step per dispatch.
         callbacks: list of `jfit.callbacks` and of functions of one `jfit.callbacks.Event`.
-        checkpoint: folder in which to save checkpoints, locked until training ends.  Checkpoints of an earlier run in this
-            folder are moved to its subfolder `earlier-<n>`, unless this run resumes from them.  These are kept until you delete
-            them; a log line has their number and size.  Default: no checkpoints.
-        checkpoint_every: "epoch", or the number of steps between two checkpoints.  The state at the end is saved in any case.
-        checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the epoch with its best
-            value is kept too, for `jfit.Run.load(checkpoint, which="best")`.  `jfit.callbacks.checkpointing` has more options.
+        checkpoint: folder in which to save checkpoints, locked until training ends; or `jfit.callbacks.checkpointing(folder,
+            ...)`, which has more options.  Checkpoints of an earlier run in this folder are moved to its subfolder
+            `earlier-<n>`, unless this run resumes from them.  These are kept until you delete them; a log line has their number
+            and size.  Default: no checkpoints.
+        checkpoint_every: "epoch", the number of steps between two checkpoints, or `jfit.every(epochs=2)`.  The state at the end
+            is saved in any case.
+        checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the evaluation or epoch
+            with its best value is kept too, for `jfit.Run.load(checkpoint, which="best")`.
             States of 16 MiB and more are written while training goes on; `fit` returns when the last one is on the disk.
         resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints, or a checkpoint,
             which must exist.  If the folder has no checkpoint, training starts from the beginning.  Checkpoints of a folder
@@ -150,7 +163,7 @@ def fit(
             learning rate other than the one that the earlier run was given replaces the learning rate in the checkpoint.  Other
             differences in model, optimizer, settings or data raise an error; other versions of libraries or devices are logged.
         resume_with: names of the arguments that may differ from those of the earlier run, such as ["batch_size", "seed"], or
-            "any".  `num_epoch` and the learning rate may always differ.
+            "any".  `num_epoch`, `num_steps` and the learning rate may always differ.
         schedule: learning-rate schedule: a name such as "cosine", "poly" or "factor", a `jfit.optim` schedule, or an optax
             schedule (a function of the number of updates).  Default: a constant learning rate.
         schedule_params: dict of the parameters of a named schedule.  Defaults: `base_lr` is the learning rate of the
@@ -166,7 +179,7 @@ def fit(
         clip_norm: maximum global 2-norm of the mean gradient; a larger gradient is scaled down.  Default: no limit.
         clip_value: clip each element of the mean gradient to [-clip_value, clip_value].  Default: no clipping.
         policy: mixed precision: a compute dtype such as "bfloat16", or a `jfit.Policy`.  Parameters stay float32.  "float16"
-            needs a scaled loss, and raises an error.
+            has a dynamic loss scale: steps with a gradient that is not finite change nothing (see `jfit.Policy`).
         params: dict of initial parameters by name; the others are initialized.  For a function: the full pytree, whose
             structure `run.params` has too.  For a module, default: its own values, or initialized from the first batch.
         aux: dict of initial auxiliary states (BatchNorm moving statistics) by name; for a function, a pytree.
@@ -174,14 +187,20 @@ def fit(
             loss of each row, or the name of one of `jfit.losses`, such as "cross_entropy".
             `jfit.losses.get(name, ignore_index=-100)` has options.  For several outputs a dict of these by output name, such as
             {"a": "cross_entropy", "b": fn}: the losses are summed, and logged as "a_loss", "b_loss".  `loss(outputs, batch)`
-            gets the inputs by argument name and needs no labels; parameters named `params` and `aux` after that get the
-            parameters and the new auxiliary states.  A loss may return (losses, dict of values to log).  See
-            `jfit.Model.from_function`.
+            gets the inputs by argument name, and all arrays of data that is a dict by name, and needs no labels; parameters
+            named `params`, `aux` and `step` after that get the parameters, the new auxiliary states, and the number of updates
+            before this one.  A loss may return (losses, dict of values to log).  See `jfit.Model.from_function`.
         loss_weights: factors of the losses of a dict, by output name.  Default: 1.
         loss_per_batch: whether the loss returns one scalar for the batch instead of the loss of each row.  Its gradient is the
-            gradient of the step; batches are never padded, and row weights and micro-batches are not supported.
+            gradient of the step; batches are never padded, and row weights and micro-batches are not supported.  The arrays of
+            a batch of an iterable may have different numbers of rows, as those of a graph do; such a batch needs one device.
         gather_outputs: on several devices, compute the loss of a function from the outputs and labels of all devices, so that a
             loss that combines rows, such as a contrastive loss, is that of one device.  Default: from the rows of each device.
+        row_axes: which arrays in the batches of a function have rows, on axis 0.  Default: 0, all of them.  {"mask": None}: the
+            arrays of this name have none (the name of an argument, the path of a leaf such as "x/mask" or "mask", or a glob
+            pattern).  Every batch and every device has these arrays whole, and they are not padded.  Or a pytree of 0 and None
+            in the structure of the argument, a tuple of these for several arguments, or None: no array of a batch has rows,
+            which needs `loss_per_batch=True`.
         eval_batch_size: number of rows per evaluation batch.  Default: `batch_size`.
         directory: folder for files written by callbacks, available to them as `run.directory`.
         progress: "auto" shows a progress bar and a table of the epochs in terminals and notebooks only, True always, False
@@ -196,10 +215,15 @@ def fit(
             parameters is updated in every step.  Evaluation, `run.score`, `run.predict` and `run.params` use it;
             `run.raw_params` are the parameters without averaging.  Moving statistics (BatchNorm) are those of training.
             Default: no average.
-        log_every: record loss, learning rate and metrics of the batch of every k-th step in `run.history.steps` (see
-            `jfit.callbacks.Event` for callbacks with "step_log" events).  They are read some dispatches later, without waiting
-            for the devices.  Metrics that run on the host, or are arrays, are left out.  Each recorded step adds about 100
-            bytes to the checkpoints.  Default: no steps are recorded.
+        log_every: record loss, learning rate, metrics of the batch and the values that its loss logs of every k-th step in
+            `run.history.steps` (see `jfit.callbacks.Event` for callbacks with "step_log" events); `jfit.every(epochs=2)` is the
+            last step of every second epoch.  They are read some dispatches later, without waiting for the devices.  Metrics
+            that run on the host, or are arrays, are left out.  Each recorded step adds about 100 bytes to the checkpoints.
+            Default: no steps are recorded.
+        log: names of further values of the steps, computed on the devices: "grad_norm", the global 2-norm of the mean gradient
+            before clipping and weight decay, and "update_norm", that of the change of the parameters.  "step_log" events and
+            `run.history.steps` have those of the step, "log" events and the rows of epochs their means over the steps.  "lr"
+            is accepted too; the learning rate is logged in any case where it is known.  Default: none.
         profile: (start, stop): trace the steps after `start` updates up to `stop` updates with JAX's profiler, into the
             subfolder "profile" of `directory`, which is then required.  Default: no trace.
         regularizers: dict of a parameter name or glob pattern -> function of one parameter that returns a scalar, such as
@@ -215,7 +239,8 @@ def fit(
             `jax.sharding.PartitionSpec`.  A later pattern replaces an earlier one.  The optimizer state of a parameter is split
             as the parameter is, everything else is replicated.  The numbers are those of one device, up to rounding: batch
             statistics are those of the whole batch.  `run.params` are arrays that are split over the devices; checkpoints have
-            whole arrays.  Not with `reduce`.  Default: parameters are replicated.
+            whole arrays, unless `checkpoint` is `checkpointing(folder, split=True)`.  Not with `reduce`.  Default: parameters
+            are replicated.
         mesh: `jax.sharding.Mesh` with named axes, or a dict of names and sizes such as {"data": 2, "model": 4}, for a mesh over
             `devices` (default: as many local devices).  Batches are split over the axis named "data", if there is one;
             `batch_size` is a multiple of its size.  Default with `shard`: all local devices along the one axis that it names.

@@ -26,6 +26,7 @@ from jfit.checkpoints.recovery import recovery_note
 from jfit.checkpoints.saved import Saved, check_name, newest, path_of, read
 from jfit.data import StreamData
 from jfit.data.columns import Columns
+from jfit.data.stream import is_endless
 from jfit.distributed import is_main, num_processes
 from jfit.evaluate.scorer import Evaluator
 from jfit.feed.batches import Settings, settings_of
@@ -69,7 +70,7 @@ class Run:
         settings: devices, batch sizes, number of epochs, metrics and folders, a `jfit.feed.batches.Settings`.
         history: `History` with the losses and metrics of every epoch and of the "log" events within epochs.
         interrupted: whether Ctrl-C or SIGTERM ended the last training.
-        stop_reason: why the last training ended before `num_epoch`, a string; None if it did not.
+        stop_reason: why the last training ended before `num_epoch` or `num_steps`, a string; None if it did not.
 
     Example:
         >>> import jfit, numpy as np
@@ -192,9 +193,14 @@ class Run:
         return self.settings.directory
 
     @property
-    def num_epoch(self) -> int:
-        """Total number of epochs, those before a resume included."""
+    def num_epoch(self) -> int | None:
+        """Total number of epochs, those before a resume included; None if `num_steps` ends training."""
         return self.settings.num_epoch
+
+    @property
+    def num_steps(self) -> int | None:
+        """Total number of updates, those before a resume included; None if `num_epoch` ends training."""
+        return self.settings.num_steps
 
     @property
     def batch_size(self) -> int:
@@ -442,35 +448,46 @@ class Run:
         elif np.float32(rate) != np.float32(base_lr):
             self.set_base_lr(rate)
 
-    def train(self, num_epoch: int = 1) -> Run:
+    def train(self, num_epoch: int | None = None, *, num_steps: int | None = None) -> Run:
         """Continue training with the same data, compiled programs and settings.
 
         Args:
-            num_epoch: number of further epochs; after an interrupt, the rest of the unfinished epoch is the first of them.
+            num_epoch: number of further epochs; the rest of an unfinished epoch is the first of them.  Default: 1, or
+                `num_steps`.
+            num_steps: number of further updates, instead of `num_epoch`.
 
         Returns:
             Run: this run.
 
         Raises:
-            ValueError: the run was loaded from files and has no training data.
+            ValueError: the run was loaded from files and has no training data, both numbers are passed, or an epoch is endless.
             RuntimeError: another thread trains this run, or this thread, which called a callback.
         """
         check_not_forked("Run.train")
-        return self.go(num_epoch)
+        if num_epoch is not None and num_steps is not None:
+            raise ValueError(
+                f"Run.train: num_epoch={num_epoch} and num_steps={num_steps} are both passed; leave out one of them"
+            )
+        data = self._require_loop("train").dispatcher.data
+        if num_steps is None and isinstance(data, StreamData) and data.steps_per_epoch is None and is_endless(data.source):
+            raise ValueError("Run.train: the training data is endless, so an epoch would never end; pass num_steps=")
+        return self.go(num_epoch if num_epoch is not None or num_steps is not None else 1, num_steps)
 
-    def go(self, more: int | None = None) -> Run:
+    def go(self, epochs: int | None = None, steps: int | None = None) -> Run:
         """Train from the current position and return this run; called by `fit` and `train`.
 
         Args:
-            more: number of further epochs.  Default: up to epoch `num_epoch`.
+            epochs, steps: number of further epochs, or of further updates.  Default: up to the end that `settings` say.
 
         Raises:
             RuntimeError: a thread trains this run already.
         """
         loop = self._require_loop("train")
         with loop.thread.training(lambda: setattr(loop, "state", copied(loop.state))):
-            if more is not None:
-                self.settings = replace(self.settings, num_epoch=loop.epoch + more)
+            if epochs is not None or steps is not None:
+                num_epoch = None if epochs is None else loop.epoch + epochs
+                num_steps = None if steps is None else loop.step + steps
+                self.settings = replace(self.settings, num_epoch=num_epoch, num_steps=num_steps)
             return self._train(loop)
 
     def _train(self, loop: Loop) -> Run:
@@ -478,7 +495,7 @@ class Run:
         _last_run = self
         loop.stop_reason, loop.interrupted, loop.ended, loop.exit_code = None, False, False, None
         try:
-            loop.train(self.num_epoch)
+            loop.train(self.num_epoch, self.num_steps)
         except BaseException as error:
             where = f"in epoch {loop.epoch} after step {loop.step}"
             error.add_note(f"jfit: training stopped {where}; {recovery_note(self)}")
@@ -692,6 +709,7 @@ class Run:
         settings = settings_of(model, devices=devices, **{"batch_size": meta.get("batch_size", 32), **options})
         if meta.get("columns") is not None and settings.columns is None:
             settings = replace(settings, columns=Columns.from_json(meta["columns"]))
+        saved = checkpoints.whole(saved, ("params/", "aux/", "opt_state/ema_params"))
         arrays = checkpoints.leaves_of(saved, "best" if meta.get("restores_best") and not best else "state")
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
         aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}

@@ -6,14 +6,14 @@ from typing import Any, TextIO
 
 from jfit import counters
 from jfit.callbacks.base import Callback, Event, scalars
-from jfit.callbacks.live import LiveTable, in_notebook, values_text
+from jfit.callbacks.live import LiveTable, in_notebook, progress_of, values_text
 from jfit.history.table import History
 
 _FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, ETA {remaining}{postfix}]"
 
 
 def progress(bar: bool = True, *, force: bool = False, file: TextIO | None = None) -> Callback:
-    """Show a progress bar (samples/s, ETA, loss, metrics), and above it a table with a row per epoch.
+    """Show a progress bar (samples/s, ETA, loss, metrics), above it a table with a row per epoch and evaluation within one.
 
     In a terminal both are text, and the bar is that of the whole run.  In a notebook they are one HTML output, which is updated
     in place at most ten times per second, and the bar is that of the current epoch.
@@ -39,7 +39,7 @@ def progress(bar: bool = True, *, force: bool = False, file: TextIO | None = Non
     def on(event: Event, state: None) -> None:
         (live if file is None and in_notebook() else text).show(event)
 
-    events = ("fit_start", "epoch_start", "log", "epoch_end", "fit_end")
+    events = ("fit_start", "epoch_start", "log", "evaluation", "epoch_end", "fit_end")
     return Callback(on=on, events=events, name="progress", main_only=True)
 
 
@@ -67,16 +67,14 @@ class _Display:
             return
         if self.show_bar:
             self.update_bar(event, file)
-        if event.kind == "epoch_end":
+        if event.kind == "epoch_end" or event.is_within:
             self.print_row(event, file)
 
     def update_bar(self, event: Event, file: TextIO) -> None:
-        size, epochs = event.num_batches, getattr(event.run, "num_epoch", None)
-        done = event.batch + (event.epoch * size if size else 0)
+        done, total = progress_of(event)
         if self.bar is None:
             from tqdm import tqdm
 
-            total = size * epochs if size and epochs else None
             self.bar = tqdm(
                 total=total,
                 initial=done,
@@ -90,18 +88,19 @@ class _Display:
                 dynamic_ncols=True,
             )
         self.bar.set_description_str(f"epoch {event.epoch}", refresh=False)
-        if event.kind in ("log", "epoch_end"):
+        if event.kind in ("log", "evaluation", "epoch_end"):
             self.bar.set_postfix_str(values_text(scalars(event.logs)), refresh=False)
             self.bar.update(done - self.bar.n)
             self.bar.refresh()
 
     def print_row(self, event: Event, file: TextIO) -> None:
         history = History([{"epoch": event.epoch, "step": event.step, **scalars(event.logs)}])
-        names = [name for name in history.columns() if name != "step"]
+        by_step = event.is_within or "step" in self.columns  # rows of a run with evaluations within epochs
+        names = [name for name in history.columns() if name != "step" or by_step]
         lines = []
         if not set(names) <= set(self.columns):
             self.columns = names
-            lines.append(history.header())
+            lines.append(history.header(names))
         lines.append(history.row(0, self.columns))
         self.print("\n".join(lines), file)
 

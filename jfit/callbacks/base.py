@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from jfit.checks import one_of, positive_integer
 from jfit.distributed import is_main
 
-EVENTS = ("fit_start", "epoch_start", "step", "step_log", "log", "epoch_end", "fit_end")
+EVENTS = ("fit_start", "epoch_start", "step", "step_log", "log", "evaluation", "epoch_end", "fit_end")
 
 
 class Event(NamedTuple):
@@ -15,11 +15,13 @@ class Event(NamedTuple):
     Kinds of events:
 
     - "fit_start", "fit_end": before the first and after the last epoch; "fit_end" also after an exception.
-    - "epoch_start", "epoch_end": before the first batch of an epoch; after its last batch and the evaluation.
+    - "epoch_start", "epoch_end": before the first batch of an epoch; after its last batch and the evaluation.  `num_steps` of
+      `fit` may end training within an epoch, whose "epoch_end" then comes at the end of training.
+    - "evaluation": after each evaluation.  At the end of an epoch it comes just before "epoch_end", which has its values too.
     - "step": every `every` steps, for callbacks with that argument; the state is that of this step.
-    - "step_log": the loss, learning rate and metrics of one step, every `every` steps.  The values are read some dispatches
-      later, so the host does not wait for them, and many steps can run in one dispatch; the state is that of a later step.
-      All of them are sent before "epoch_end".
+    - "step_log": the loss, learning rate, metrics and values of `log=` of `fit` of one step, every `every` steps.  The values
+      are read some dispatches later, so the host does not wait for them, and many steps can run in one dispatch; the state is
+      that of a later step.  All of them are sent before the next "evaluation" and before "epoch_end".
     - "log": when the running loss and metrics have been read from the devices, at most about twice per second.  `epoch`,
       `batch` and `step` are those of the values, which are read a few steps late so that the host does not wait for them.
 
@@ -30,10 +32,11 @@ class Event(NamedTuple):
         batch: number of batches done in this epoch.
         num_batches: number of batches of an epoch, or None if the data has no length.
         logs: name -> value; empty except for "step_log" (loss, lr and metrics of the batch of this step, numbers), "log" (loss,
-            metrics, lr, samples_per_second) and "epoch_end" (also time, in seconds, evaluation values as "val_" + name, and
-            compile_time, in seconds, if programs were compiled).
+            metrics, lr, samples_per_second), "evaluation" (evaluation values as "val_" + name) and "epoch_end" (those of "log",
+            those of an evaluation at this step, time, in seconds, and compile_time, in seconds, if programs were compiled).
             Numbers; for metrics such as a confusion matrix NumPy arrays.
         run: the `jfit.Run`, for reading its state (`run.snapshot()`), stopping it (`run.stop()`) and the like.
+        ends_epoch: whether it is an "evaluation" at the end of an epoch, so that "epoch_end" follows.
 
     Example:
         >>> event = Event("epoch_end", epoch=0, step=10, batch=10, num_batches=10, logs={"loss": 0.5}, run=None)
@@ -48,6 +51,12 @@ class Event(NamedTuple):
     num_batches: int | None
     logs: dict[str, Any]
     run: Any
+    ends_epoch: bool = False
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it is an "evaluation" within an epoch, whose values no "epoch_end" event has."""
+        return self.kind == "evaluation" and not self.ends_epoch
 
 
 def scalars(logs: dict[str, Any]) -> dict[str, Any]:

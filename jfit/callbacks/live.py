@@ -51,7 +51,7 @@ class LiveTable:
             return
         if event.kind == "fit_end":
             self._watching.close()
-        if event.kind == "epoch_end":
+        if event.kind == "epoch_end" or event.is_within:
             self.history.add_epoch(epoch=event.epoch, **scalars(event.logs))
         now = time.monotonic()
         if event.kind != "fit_end" and now - self.updated < MIN_SECONDS:
@@ -76,16 +76,25 @@ class LiveTable:
     def _progress(self, event: Event) -> str:
         if not self.bar:
             return ""
-        size, epochs = event.num_batches, getattr(event.run, "num_epoch", None)
+        size, (done, total) = event.num_batches, progress_of(event)
         words = [f"epoch {event.epoch}", f"batch {event.batch}"]
         if size:
             words[1] += f" of {size}"
-            done = event.epoch * size + event.batch
+        if total:
             self.start = self.start or (self.updated, done)
-            words += [_eta(done - self.start[1], size * epochs - done, self.updated - self.start[0])] if epochs else []
+            words.append(_eta(done - self.start[1], total - done, self.updated - self.start[0]))
         words.append(values_text(scalars(event.logs)))
-        bar = f'<progress value="{event.batch}" max="{size}"></progress>' if size else "<progress></progress>"
+        value, most = (event.batch, size) if size else (done, total)
+        bar = f'<progress value="{value}" max="{most}"></progress>' if most else "<progress></progress>"
         return f"<p>{bar} {html.escape(', '.join(filter(None, words)))}</p>"
+
+
+def progress_of(event: Event) -> tuple[int, int | None]:
+    """Return (batches done, batches of the run, None if that is not known) at an event, counted from the start of the run."""
+    size, epochs = event.num_batches, getattr(event.run, "num_epoch", None)
+    if getattr(event.run, "num_steps", None) is not None:
+        return event.step, event.run.num_steps
+    return event.batch + event.epoch * (size or 0), size * epochs if size and epochs else None
 
 
 def values_text(logs: dict[str, Any]) -> str:

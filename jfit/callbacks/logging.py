@@ -22,7 +22,7 @@ _TIMING = ("loss", "lr", *TIMES)
 
 
 def csv_logger(path: str | os.PathLike[str]) -> Callback:
-    """Append a row with epoch, step, loss and metrics to a CSV file after each epoch.
+    """Append a row with epoch, step, loss and metrics to a CSV file after each epoch, and after each evaluation within one.
 
     A value that is first logged in a later epoch adds a column, and earlier rows get an empty cell.  Arrays are left out.
 
@@ -34,13 +34,14 @@ def csv_logger(path: str | os.PathLike[str]) -> Callback:
 
     Example:
         >>> csv_logger("runs/a/history.csv").events
-        ('fit_start', 'epoch_end')
+        ('fit_start', 'evaluation', 'epoch_end')
     """
     path = Path(path)
 
     def on(event: Event, state: Any) -> Any:
         if event.kind == "fit_start":
-            _rewind(path, event.step, _csv_rows, _csv)
+            _rewind(path, event, _csv_rows, _csv)
+        if event.kind == "fit_start" or event.ends_epoch:
             return state
         row, header = {"epoch": event.epoch, "step": event.step, **scalars(event.logs)}, _csv_header(path)
         if header and set(row) <= set(header):
@@ -49,7 +50,7 @@ def csv_logger(path: str | os.PathLike[str]) -> Callback:
             atomic_write(path, _csv([*_csv_rows(path), row]))
         return state
 
-    return Callback(on=on, events=("fit_start", "epoch_end"), name="csv_logger", main_only=True)
+    return Callback(on=on, events=("fit_start", "evaluation", "epoch_end"), name="csv_logger", main_only=True)
 
 
 def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback:
@@ -59,7 +60,8 @@ def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback
 
     Args:
         path: the file.  A run that starts at step 0 deletes its lines; a resumed run deletes only the lines after its step.
-        every: "epoch" (a line after each epoch) or "log" (a line per "log" event, at most about two per second).
+        every: "epoch" (a line after each epoch) or "log" (a line per "log" event, at most about two per second).  Each
+            evaluation within an epoch has a line too.
 
     Returns:
         A `Callback`.
@@ -69,25 +71,25 @@ def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback
 
     Example:
         >>> jsonl_logger("runs/a/log.jsonl", every="log").events
-        ('fit_start', 'log')
+        ('fit_start', 'evaluation', 'log')
     """
     one_of(("epoch", "log"), every=every)
     path = Path(path)
 
     def on(event: Event, state: Any) -> Any:
         if event.kind == "fit_start":
-            _rewind(path, event.step, _json_rows, _json_lines)
-        else:
+            _rewind(path, event, _json_rows, _json_lines)
+        elif not event.ends_epoch:
             row = {"epoch": event.epoch, "step": event.step, "batch": event.batch, **event.logs}
             _append(path, _json_lines([row]))
         return state
 
-    events = ("fit_start", "epoch_end" if every == "epoch" else "log")
+    events = ("fit_start", "evaluation", "epoch_end" if every == "epoch" else "log")
     return Callback(on=on, events=events, name="jsonl_logger", main_only=True)
 
 
 def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
-    """Log speed and running metrics every `frequent` batches, and metrics and time after each epoch, in MXNet's format.
+    """Log speed and running metrics every `frequent` batches, and metrics after each epoch and evaluation, in MXNet's format.
 
     The lines go to `logging.getLogger("jfit")` at level INFO.  Running metrics are those of the last "log" event (up to
     about half a second old), because reading newer ones would make the host wait for the devices.
@@ -115,8 +117,8 @@ def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
     def on(event: Event, state: Any) -> Any:
         if event.kind == "epoch_start":
             latest.clear()
-        elif event.kind == "log":
-            latest.update(scalars(event.logs))
+        elif event.kind == "log" or event.ends_epoch:
+            latest.update({} if event.ends_epoch else scalars(event.logs))
             return state
         elif event.kind == "step":
             size = event.run.batch_size if batch_size is None else batch_size
@@ -126,7 +128,7 @@ def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
         clock.update(time=time.perf_counter(), batch=event.batch)
         return state
 
-    events = ("epoch_start", "log", "step", "epoch_end")
+    events = ("epoch_start", "log", "step", "evaluation", "epoch_end")
     return Callback(on=on, events=events, every=frequent, name="speedometer", main_only=True)
 
 
@@ -152,17 +154,20 @@ def _epoch_lines(event: Event) -> None:
             log.info("Epoch[%d] Validation-%s=%f", event.epoch, name.removeprefix("val_"), value)
 
 
-def _rewind(path: Path, step: int, read: Callable[[Path], list[Row]], text: Callable[[list[Row]], str]) -> None:
-    """Delete the rows of a log file that a run starting at update `step` logs again: those after `step`, all if it is 0.
+def _rewind(path: Path, event: Event, read: Callable[[Path], list[Row]], text: Callable[[list[Row]], str]) -> None:
+    """Delete the rows of a log file that a run logs again: those after its step, all if it is 0.
 
     Args:
         path: the file; it need not exist.
-        step: number of updates done when the run starts; above 0 for a resumed run.
+        event: the "fit_start" event, whose step is above 0 for a resumed run.
         read: returns the rows of the file.
         text: returns the content of a file with these rows.
     """
-    rows = read(path)
-    earlier = [row for row in rows if step > 0 and _step_of(row) <= step]
+    rows, step, history = read(path), event.step, getattr(event.run, "history", None)
+    # A checkpoint may have been saved before the evaluation, or the end of the epoch, at its step: they are logged again.
+    done = [] if history is None else [row.get("step") for row in (*history.epochs, *history.evaluations)]
+    last = step if history is None or step in done else step - 1
+    earlier = [row for row in rows if step > 0 and _step_of(row) <= last]
     if len(earlier) != len(rows):
         atomic_write(path, text(earlier))
 

@@ -5,7 +5,8 @@ import math
 from typing import Any
 
 from jfit.callbacks.base import Callback, Event
-from jfit.callbacks.monitor import maximizes, monitored
+from jfit.callbacks.intervals import Every
+from jfit.callbacks.monitor import begin, check_patience, is_over, maximizes, monitored, waited
 from jfit.checks import at_least_0, below_1, positive
 
 
@@ -13,25 +14,27 @@ def reduce_on_plateau(
     monitor: str = "val_loss",
     *,
     factor: float = 0.1,
-    patience: int = 10,
+    patience: int | Every = 10,
     min_delta: float = 1e-4,
     cooldown: int = 0,
     min_lr: float = 0.0,
     mode: str = "auto",
 ) -> Callback:
-    """Multiply the base learning rate by `factor` when a monitored value has not improved for `patience` epochs.
+    """Multiply the base learning rate by `factor` when a monitored value has not improved for `patience`.
 
-    After each epoch, `waited` is 0 if the value is better than the best one by more than `min_delta`, else it grows by 1.
-    During a cooldown it is 0 too.  Otherwise, if `waited >= patience`, the base rate becomes max(factor * base rate, min_lr),
-    `waited` becomes 0, and a cooldown of `cooldown` epochs begins.  A learning-rate
-    schedule is not restarted: it goes on, computed from the reduced base rate.
+    At each value, `waited` is 0 if the value is better than the best one by more than `min_delta`, else it grows by 1 (with
+    `jfit.every`, by the steps or epochs since the last value).  During a cooldown it is 0 too.  Otherwise, if
+    `waited >= patience`, the base rate becomes max(factor * base rate, min_lr), `waited` becomes 0, and a cooldown of
+    `cooldown` values begins.  A learning-rate schedule is not restarted: it goes on, computed from the reduced base rate.
 
     Args:
-        monitor: name of the value in the logs of an epoch: "val_loss", "val_accuracy", "loss", ...
+        monitor: name of a logged value: "val_loss", "val_accuracy", which each evaluation has (`eval_every=` of `fit`); or
+            "loss" and other values of training, which each epoch has.
         factor: from above 0 to below 1.
-        patience: number of epochs without improvement before a reduction, at least 1.
+        patience: number of values without improvement before a reduction, at least 1; or `jfit.every(steps=2000)`,
+            `jfit.every(epochs=3)`.
         min_delta: minimum improvement, at least 0.  nan is never an improvement.
-        cooldown: number of epochs after a reduction in which missing improvement is not counted.
+        cooldown: number of values after a reduction in which missing improvement is not counted.
         min_lr: lower bound of the base learning rate.
         mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like and does not end in "loss",
             "mse", "error" or the like, else minimize).
@@ -41,8 +44,8 @@ def reduce_on_plateau(
         Reductions are logged to `logging.getLogger("jfit")` at level INFO, and visible as "lr" in the history.
 
     Raises:
-        ValueError: an argument is out of range.  During training: the first epoch has no value of this name, or it is an
-            array; or the optimizer is an optax instance with its own learning rate, or the schedule ignores the base
+        ValueError: an argument is out of range.  During training: no value of this name is logged, or it is an array;
+            or the optimizer is an optax instance with its own learning rate, or the schedule ignores the base
             learning rate.
 
     Example:
@@ -54,8 +57,7 @@ def reduce_on_plateau(
     """
     positive(factor=factor)
     below_1(factor=factor)
-    if not patience >= 1:  # inf: never
-        raise ValueError(f"reduce_on_plateau: patience is {patience}; expected at least 1")
+    check_patience("reduce_on_plateau", patience)
     at_least_0(min_delta=min_delta, cooldown=cooldown, min_lr=min_lr)
     maximize = maximizes(monitor, mode)
 
@@ -69,18 +71,18 @@ def reduce_on_plateau(
         value = monitored("reduce_on_plateau: monitor", event, monitor, required=state["best"] is None and not state["waited"])
         if value is None:
             return state
-        best, waited, rest = state["best"], state["waited"] + 1, state["cooldown"]
+        best, count, rest = state["best"], waited(patience, event, state), state["cooldown"]
         gain = math.inf if best is None else (value - best if maximize else best - value)
         if not math.isnan(value) and gain > min_delta:
-            best, waited = value, 0
+            best, count = value, 0
         if rest > 0:
-            rest, waited = rest - 1, 0
-        elif waited >= patience:
+            rest, count = rest - 1, 0
+        elif is_over(patience, count):
             _reduce(event, factor, min_lr)
-            rest, waited = cooldown, 0
-        return {"best": best, "waited": waited, "cooldown": rest}
+            rest, count = cooldown, 0
+        return state | {"best": best, "waited": count, "cooldown": rest} | ({} if count else begin(patience, event))
 
-    return Callback(on=on, init=init, events=("fit_start", "epoch_end"), name=f"reduce_on_plateau({monitor})")
+    return Callback(on=on, init=init, events=("fit_start", "evaluation", "epoch_end"), name=f"reduce_on_plateau({monitor})")
 
 
 def _check_rate(run: Any) -> None:

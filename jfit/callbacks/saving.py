@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 
 from jfit import activity
 from jfit.callbacks.base import Callback, Event
+from jfit.callbacks.intervals import EPOCH, Every, interval
 from jfit.callbacks.monitor import maximizes, monitored
 from jfit.checkpoints import checkpoint, locks
 from jfit.checkpoints.agreement import from_main
 from jfit.checkpoints.finite import is_finite, last_finite
 from jfit.checkpoints.saved import check_name
+from jfit.checkpoints.split import orbax
 from jfit.checkpoints.writing import BackgroundWrite, Prepared, write
 from jfit.checks import at_least_0, integer, positive_integer
 from jfit.distributed import is_main, num_processes
@@ -31,15 +33,16 @@ BACKGROUND_BYTES = 1 << 24  # writing fewer bytes takes a few milliseconds
 
 def checkpointing(
     directory: str | os.PathLike[str],
-    every: str | int = "epoch",
+    every: str | int | Every = "epoch",
     keep: int | None = 3,
     *,
     keep_best: int = 0,
     monitor: str = "val_loss",
     mode: str = "auto",
     background_bytes: int | None = BACKGROUND_BYTES,
+    split: bool = False,
 ) -> Callback:
-    """Save a checkpoint after each epoch, or every N steps, and at the end.  Optionally keep those of the best epochs too.
+    """Save a checkpoint every N epochs or steps, and at the end.  Optionally keep those with the best values too.
 
     The state at the end of training is always saved, also after an early stop or Ctrl-C, but not after an exception.
 
@@ -49,21 +52,26 @@ def checkpointing(
 
     Args:
         directory: checkpoint directory of the run.
-        every: "epoch", or a number of steps.
+        every: "epoch", a number of steps, `jfit.every(steps=500)` or `jfit.every(epochs=2)`.
         keep: number of checkpoints to keep, those with the highest steps; None keeps all.
-        keep_best: number of checkpoints to keep in addition: those of the epochs with the best values of `monitor`.  With a
-            number of steps as `every`, the end of an epoch is saved if it is one of these.
-        monitor: name of the value in the logs of an epoch, such as "val_loss" or "val_accuracy"; used with `keep_best`.
+        keep_best: number of checkpoints to keep in addition: those with the best values of `monitor`.  An evaluation within an
+            epoch, or the end of an epoch, is saved if it is one of these, besides those that `every` says.
+        monitor: name of a logged value: "val_loss", "val_accuracy", which each evaluation has (`eval_every=` of `fit`), or
+            "loss" and other values of training, which each epoch has; used with `keep_best`.
         mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like and does not end in "loss",
             "mse", "error" or the like, else minimize).
         background_bytes: states of at least so many bytes are written on another thread, while training goes on: only the copy
             of the state to the host interrupts training.  The host needs memory for this copy.  The next save waits until the
             files of the one before are on the disk, and so does the end of training.  A second Ctrl-C abandons the save, and
             the checkpoint before it stays.  Default: 16 MiB.  None: training waits for every save.
+        split: write arrays that are split over the devices (`shard`, or `reduce="sharded"`, "sharded_parameters", of `fit`)
+            with orbax (the extra "sharded" of jfit), by each process its parts of them, for states that are larger than a
+            host.  In a job, the folder is one that all hosts see.  Training waits for the save.  Checkpoints have whole arrays
+            with nan="stop" or "rollback", which copy the state to the host anyway, and, in a job, with reduce="2bit" or "1bit".
 
     Returns:
         A `Callback`; its state is the path of the last checkpoint, a string.  With `keep_best`: {"last": this path or None,
-        "best": list of [value, step], best first}, so a resumed run continues with the best epochs of the run before.
+        "best": list of [value, step], best first}, so a resumed run continues with the best ones of the run before.
 
     During training the folder is locked, so that no other run saves checkpoints in it.  If a checkpoint cannot be written, for
     example because the disk is full, training continues with a warning, and the next one is tried; after the last step the
@@ -71,29 +79,34 @@ def checkpointing(
 
     Raises:
         ValueError: `every` is neither "epoch" nor an integer of at least 1, `keep` is below 1, `keep_best` or
-            `background_bytes` is below 0, or the name of the folder is empty or has a NUL character.  During training: the
-            first epoch logs no value called `monitor`, or an array.
+            `background_bytes` is below 0, or the name of the folder is empty or has a NUL character.  During training: no
+            value called `monitor` is logged, or it is an array.
         FolderInUse: at the start of training, another run saves checkpoints in `directory` (a RuntimeError).
         OSError: at the start of training, files cannot be written in `directory`.
         TypeError: at the start of training, the state of a callback is not JSON-serializable.
+        ImportError: `split` is True and orbax is not installed.
 
     Example:
         >>> checkpointing("runs/a/checkpoints", every=100).every
         100
     """
     check_name(directory, "checkpoint")
-    steps = None if every == "epoch" else every
-    if isinstance(steps, str) or every is None:
+    if every is None or (isinstance(every, str) and every != "epoch"):
         raise ValueError(f"checkpointing: every is {every!r}; expected 'epoch' or a number of steps")
-    positive_integer(**{name: value for name, value in {"every": steps, "keep": keep}.items() if value is not None})
+    every = interval("every", every, "steps")
+    steps = every.steps
+    positive_integer(**{} if keep is None else {"keep": keep})
     integer(keep_best=keep_best)
     at_least_0(keep_best=keep_best, background_bytes=min(background_bytes or 0, sys.maxsize))  # inf: never in the background
+    if split:
+        orbax()
     events = ("fit_start", "epoch_end" if steps is None else "step", "log", "fit_end")
     if not keep_best:
-        saver = Saver(directory, keep, background_bytes)
+        saver = Saver(directory, keep, background_bytes, split, every)
         return Callback(on=saver.on, events=events, every=steps, name="checkpointing", saves=True)
-    rule = {"number": keep_best, "monitor": monitor, "maximize": maximizes(monitor, mode), "per_epoch": steps is None}
-    saver, events = _BestKept(directory, keep, background_bytes, **rule), tuple(dict.fromkeys((*events, "epoch_end")))
+    rule = {"number": keep_best, "monitor": monitor, "maximize": maximizes(monitor, mode)}
+    saver = _BestKept(directory, keep, background_bytes, split, every, **rule)
+    events = tuple(dict.fromkeys((*events, "evaluation", "epoch_end")))
     init, name = lambda: {"last": None, "best": []}, f"checkpointing({monitor})"
     return Callback(on=saver.on, init=init, events=events, every=steps, name=name, saves=True)
 
@@ -118,9 +131,16 @@ class Saver:
         alone: whether the other processes of a job may not come to the next save, so that nothing is exchanged.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int | None, background_bytes: int | None) -> None:
-        self._passed, self.keep, self.background_bytes, self.failed = directory, keep, background_bytes, False
-        self.alone = False
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: int | None,
+        background_bytes: int | None,
+        split: bool,
+        every: Every = EPOCH,
+    ) -> None:
+        self._passed, self.keep, self.background_bytes, self.split = directory, keep, background_bytes, split
+        self.every, self.failed, self.alone = every, False, False
         self._home: str | None = None  # current directory when training began
         self._in_flight: _InFlight | None = None
         self._state_of_run: Any = None
@@ -150,6 +170,8 @@ class Saver:
             return state
         if event.kind == "log":  # several times per second: a failure is reported soon
             return state if self._in_flight is None or not self._in_flight.write.done else self.finish(state)
+        if event.ends_epoch:  # "epoch_end" follows
+            return state
         if event.kind != "fit_end":
             return self.update(event, self.finish(state))
         state = self.finish(state, "it is tried again")
@@ -213,8 +235,13 @@ class Saver:
         return state if is_named else before
 
     def update(self, event: Event, state: Any) -> Any:
-        """Save a checkpoint, and return the new state of the callback."""
-        return self.write(event, state)
+        """Save a checkpoint, if it is due, and return the new state of the callback."""
+        return self.write(event, state) if self.is_due(event) else state
+
+    def is_due(self, event: Event) -> bool:
+        """Whether a checkpoint is saved at an event because of `every`."""
+        epochs = self.every.epochs
+        return event.kind == "step" or (event.kind == "epoch_end" and epochs is not None and (event.epoch + 1) % epochs == 0)
 
     def write(self, event: Event, state: Any) -> Any:
         """Save a checkpoint, and return its path; if that fails during training, warn and return the old state."""
@@ -237,15 +264,15 @@ class Saver:
         if not is_main() and not self._together and not _needs_all(event.run):
             return after
         # sync: the host waits until the devices have computed the state of this step, and copies it
-        state = event.run.snapshot()
+        state = event.run.state if self.split and not _needs_whole(event.run) else event.run.snapshot()
         if event.run.keep_finite(state) and not is_finite(state):  # training stops soon, or continues with an earlier state
             logging.getLogger("jfit").warning("checkpoint: step %d is not saved: it is not finite", event.step)
             return before
-        if not is_main() and not self._together:
-            return after
-        options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": event.run.extra()}
+        options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": event.run.extra(), "split": self.split}
         prepared = checkpoint.prepare(self.directory, state, meta=meta, **options)
-        limit = self.background_bytes
+        if not is_main() and not self._together and not prepared.parts:
+            return after
+        limit = None if self.split else self.background_bytes
         if limit is not None and prepared.nbytes >= limit and event.kind != "fit_end":
             prepared = prepared._replace(path=prepared.path.absolute())  # the current directory may change meanwhile
             prepared.record["meta"] = json.loads(json.dumps(prepared.record["meta"]))  # callbacks may change states in place
@@ -253,7 +280,7 @@ class Saver:
             self._in_flight.write.start()
             return after
         try:
-            if self._together:
+            if self._together and not prepared.parts:
                 from_main(lambda: _write(prepared, state), "saving the last checkpoint")
             else:
                 _write(prepared, state)
@@ -272,16 +299,16 @@ class Saver:
 
 
 class _BestKept(Saver):
-    """The function `on` of `checkpointing` with `keep_best`; `per_epoch` is whether every epoch is saved."""
+    """The function `on` of `checkpointing` with `keep_best`."""
 
-    def __init__(self, *options: Any, number: int, monitor: str, maximize: bool, per_epoch: bool) -> None:
+    def __init__(self, *options: Any, number: int, monitor: str, maximize: bool) -> None:
         super().__init__(*options)
-        self.number, self.per_epoch, self.monitor, self.maximize = number, per_epoch, monitor, maximize
+        self.number, self.monitor, self.maximize = number, monitor, maximize
 
     def update(self, event: Event, state: dict[str, Any]) -> dict[str, Any]:
         best = self._existing(state, alone=self.alone)
-        due = event.kind == "step" or self.per_epoch
-        if event.kind == "epoch_end":
+        due = self.is_due(event)
+        if event.kind != "step":
             value = monitored("checkpointing: monitor", event, self.monitor, required=not best)
             # the checkpoint of this step is overwritten if the last "step" event saved it
             best = [entry for entry in best if entry[1] != event.step]
@@ -338,8 +365,12 @@ def _write(prepared: Prepared, state: Any, is_wanted: Callable[[], bool] = lambd
 
 def _needs_all(run: Any) -> bool:
     """Whether all processes of a job must take part when rank 0 saves a checkpoint, because each has a part of the state."""
-    nan = getattr(run._loop, "nan", None)
-    return num_processes() > 1 and (run.saves_together or getattr(nan, "keeps", False))
+    return num_processes() > 1 and (run.saves_together or _needs_whole(run))
+
+
+def _needs_whole(run: Any) -> bool:
+    """Whether a state is copied whole for a save: `nan` of `fit` keeps copies, or each process of a job has residuals."""
+    return getattr(getattr(run._loop, "nan", None), "keeps", False) or (num_processes() > 1 and run.state.local is not None)
 
 
 def _check_states(event: Event) -> None:

@@ -12,7 +12,7 @@ from jfit.history.display import hyperparameters
 
 
 def tensorboard(directory: str | os.PathLike[str], *, every: int | None = None) -> Callback:
-    """Write loss, metrics and learning rate to event files of TensorBoard, after each epoch and within it.
+    """Write loss, metrics and learning rate to event files of TensorBoard, after each epoch and evaluation and within epochs.
 
     The files are written by tensorboardX, which depends on neither TensorFlow nor PyTorch.  The curves have the names of the
     history (`loss`, `val_loss`, ...) over the number of updates; the settings of the run are the text `settings`.
@@ -31,7 +31,7 @@ def tensorboard(directory: str | os.PathLike[str], *, every: int | None = None) 
 
     Example:
         >>> tensorboard("runs/a").events
-        ('fit_start', 'log', 'epoch_end', 'fit_end')
+        ('fit_start', 'log', 'evaluation', 'epoch_end', 'fit_end')
     """
 
     def start(event: Event, state: None) -> tuple[Any, None]:
@@ -45,14 +45,14 @@ def tensorboard(directory: str | os.PathLike[str], *, every: int | None = None) 
     def log(writer: Any, event: Event, values: dict[str, float]) -> None:
         for name, value in values.items():
             writer.add_scalar(name, value, event.step)
-        if event.kind == "epoch_end":
+        if event.kind in ("evaluation", "epoch_end"):
             writer.flush()
 
     return _tracker("tensorboard", _Calls(start, log, lambda writer, failed: writer.close()), every)
 
 
 def wandb(*, every: int | None = None, **init: Any) -> Callback:
-    """Log loss, metrics and learning rate to Weights & Biases, after each epoch and within it.
+    """Log loss, metrics and learning rate to Weights & Biases, after each epoch and evaluation and within epochs.
 
     The values have the names of the history and the number of updates as their step; the settings of the run are added to the
     config.  A run of Weights & Biases that is active already is used and stays active.  Otherwise `wandb.init` starts one,
@@ -95,7 +95,7 @@ def wandb(*, every: int | None = None, **init: Any) -> Callback:
 
 
 def mlflow(*, every: int | None = None, **start_run: Any) -> Callback:
-    """Log loss, metrics and learning rate to MLflow, after each epoch and within it.
+    """Log loss, metrics and learning rate to MLflow, after each epoch and evaluation and within epochs.
 
     The metrics have the names of the history and the number of updates as their step; the settings of the run are its params.
     A run of MLflow that is active already is used and stays active.  Otherwise `mlflow.start_run` starts one, which is ended
@@ -156,8 +156,8 @@ def _tracker(name: str, calls: _Calls, every: int | None) -> Callback:
         if event.kind == "fit_start":
             outer = sys.exception()
             session, state = calls.start(event, state)
-        elif session is None:
-            pass  # the tracker did not start, and "fit_end" follows its exception
+        elif session is None or event.ends_epoch:
+            pass  # the tracker did not start, and "fit_end" follows its exception; or "epoch_end" has the same values
         elif event.kind == "fit_end":
             ended, session = session, None
             calls.finish(ended, sys.exception() is not outer)
@@ -170,7 +170,7 @@ def _tracker(name: str, calls: _Calls, every: int | None) -> Callback:
     # Only one of "log" and "step_log": a "log" event may come after the "step_log" event of a later step, and Weights & Biases
     # ignores values of a step before the last one that it has.
     within = "log" if every is None else "step_log"
-    events = ("fit_start", within, "epoch_end", "fit_end")
+    events = ("fit_start", within, "evaluation", "epoch_end", "fit_end")
     return as_callback(Callback(on=on, events=events, every=every, name=name, main_only=True))
 
 

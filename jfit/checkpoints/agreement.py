@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from jfit import activity
 from jfit.checkpoints.finite import newest_finite
-from jfit.checkpoints.saved import META, Saved, check_content, folders_of, present, read, warn_of_traces
+from jfit.checkpoints.saved import ARRAYS, META, Saved, check_content, folders_of, present, read, warn_of_traces
 from jfit.distributed import JobError, exchange, is_main, num_processes
 from jfit.formats.atomic import FormatError, read_file
 from jfit.formats.tensors import load_tensors
@@ -121,6 +121,8 @@ def _same_checkpoint(saved: Saved | None, folder: str, record: dict[str, Any]) -
             saved = None  # another checkpoint of the same name on the disk of this host
     if not any(exchange(saved is None, "which processes have the checkpoint")):
         return saved  # type: ignore[return-value]  (all have it)
+    if ARRAYS in record:
+        raise JobError(f"the checkpoint {folder} has split arrays, and not all hosts see it; put it where all of them do")
     contents: dict[str, bytes] = {}
     read_files = lambda: contents.update({name: read_file(Path(folder) / name) for name in record["files"]})  # noqa: E731
     from_main(read_files, "reading the checkpoint for other hosts")

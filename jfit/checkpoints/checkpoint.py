@@ -3,6 +3,8 @@
 Format of the checkpoint of step 123:
 
     directory/step-00000123/state.safetensors   the leaves of the state, named by their key path, such as "params/fc1_weight"
+    directory/step-00000123/arrays/             arrays of the state that are split over devices, if split=True was passed to
+                                                `save`, in orbax's format, uncompressed; the other ones are in the file above
     directory/step-00000123/<name>.safetensors  the leaves of another pytree, of the `extra` argument of `save`
     directory/step-00000123/meta.json           JSON object:
         format     version of this format, an integer
@@ -10,6 +12,7 @@ Format of the checkpoint of step 123:
         keys       name -> PRNG implementation ("threefry2x32") of the leaves that are typed PRNG keys, stored as uint32 data
         meta       the `meta` argument of `save`; a run saves its position (epoch, batch, step), that of its data iterator,
                    its batch size, history, callback states and graph
+        arrays     name -> shape and dtype of the arrays in "arrays/", if there are any
         files      file name -> its size ("bytes") and its CRC-32 ("crc32"), and the "keys" of an extra pytree
         checksums  CRC-32 of each field, with which an error message names the damaged one
         sha256     SHA-256 of all bytes of meta.json before this value
@@ -31,6 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.checkpoints.saved import (
+    ARRAYS,
     FORMAT,
     TENSORS,
     Saved,
@@ -43,6 +47,7 @@ from jfit.checkpoints.saved import (
     read,
     step_of,
 )
+from jfit.checkpoints.split import load_split, split_arrays
 from jfit.checkpoints.writing import Prepared, write
 from jfit.distributed import is_main
 from jfit.formats.atomic import printable
@@ -62,10 +67,11 @@ def save(
     sync: bool = True,
     protect: Collection[int] = (),
     extra: Mapping[str, Any] | None = None,
+    split: bool = False,
 ) -> Path:
     """Write a checkpoint atomically: after a crash, the complete checkpoint exists or none of it.
 
-    In a job of several processes, rank 0 writes, and the others return the path at once.
+    In a job of several processes, rank 0 writes, and the others return the path at once.  With `split`, all must call it.
 
     Args:
         directory: checkpoint directory of the run; created if necessary.
@@ -78,6 +84,8 @@ def save(
         step: step number in the name of the folder.  None: `state.step` or `state["step"]`.
         sync: whether to wait until the bytes are on the disk (fsync); without it a power loss may lose the checkpoint.
         extra: other pytrees to save with the state, by name; `load_extra` reads them.
+        split: write arrays that are split over several devices with orbax (the extra "sharded" of jfit), by each process its
+            parts, so that no host has a whole one.  In a job, the folder is one that all hosts see.
 
     Returns:
         pathlib.Path of the new checkpoint, `directory/step-<step with 8 digits>`.
@@ -88,6 +96,7 @@ def save(
             or has a NUL character.
         FolderInUse: another process trains and saves its checkpoints in `directory` (a RuntimeError).
         OSError: the files cannot be written, for example because the disk is full; older checkpoints are unchanged.
+        ImportError: `split` is True and orbax is not installed.
 
     Example:
         >>> import tempfile
@@ -95,9 +104,10 @@ def save(
         >>> save(folder, {"step": np.int32(7), "params": {"w": np.ones(3)}}).name
         'step-00000007'
     """
-    if not is_main():
+    if not is_main() and not split:
         return path_of(directory, _step_of(state) if step is None else int(step))
-    return write(prepare(directory, state, meta=meta, keep=keep, step=step, sync=sync, protect=protect, extra=extra))
+    options: Any = {"meta": meta, "keep": keep, "step": step, "sync": sync, "protect": protect, "extra": extra, "split": split}
+    return write(prepare(directory, state, **options))
 
 
 def prepare(
@@ -110,6 +120,7 @@ def prepare(
     sync: bool = True,
     protect: Collection[int] = (),
     extra: Mapping[str, Any] | None = None,
+    split: bool = False,
 ) -> Prepared:
     """Check the arguments of `save`, and return what it writes.  NumPy arrays are not copied.  Nothing on the disk is read."""
     check_name(directory, "checkpoint")
@@ -119,13 +130,15 @@ def prepare(
     trees = {"state": state, **(extra or {})}
     if "state" in (extra or {}):
         raise ValueError("checkpoint: extra has a pytree called 'state', the name of the state itself; rename it.")
-    trees = {name: arrays_of(tree) for name, tree in trees.items()}
-    record: dict[str, Any] = {"format": FORMAT, "step": number, "keys": trees["state"][1], "meta": dict(meta or {})}
+    parts = split_arrays(_named_leaves(state)[0]) if split else {}
+    trees = {name: arrays_of(tree, parts if name == "state" else ()) for name, tree in trees.items()} if is_main() else {}
+    record: dict[str, Any] = {"format": FORMAT, "step": number, "keys": trees["state"][1] if trees else {}}
+    record |= {"meta": dict(meta or {})} | ({ARRAYS: {k: [x.shape, str(x.dtype)] for k, x in parts.items()}} if parts else {})
     try:
         dump_sealed(record)
     except (TypeError, ValueError) as error:
         raise TypeError(f"checkpoint: meta is not JSON-serializable ({error}); pass numbers, strings, lists, dicts.") from error
-    return Prepared(path_of(directory, number), record, trees, keep, protect, sync)
+    return Prepared(path_of(directory, number), record, trees, keep, protect, sync, parts)
 
 
 def restore(path: str | os.PathLike[str], like: State) -> State:
@@ -137,7 +150,9 @@ def restore(path: str | os.PathLike[str], like: State) -> State:
         like: pytree with the expected structure, shapes and dtypes; its leaves may be `jax.ShapeDtypeStruct`.
 
     Returns:
-        A pytree of NumPy arrays and typed PRNG keys, with the structure of `like`.  The caller places it on devices.
+        A pytree of NumPy arrays and typed PRNG keys, with the structure of `like`.  The caller places it on devices.  Arrays
+        that were saved with split=True are `jax.Array`s with the shardings of `like`, where it has them: each process reads
+        only its parts.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -308,14 +323,20 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         >>> sorted(load_arrays(save(tempfile.mkdtemp(), {"step": 1, "params": {"w": np.ones(3)}})))
         ['params/w', 'step']
     """
-    return newest(path, read).arrays[TENSORS]
+    return whole(newest(path, read)).arrays[TENSORS]
+
+
+def whole(saved: Saved, prefixes: tuple[str, ...] = ("",)) -> Saved:
+    """Read the split arrays of a checkpoint whole, to the host: those whose names begin with one of `prefixes`."""
+    wanted = {name: x for name, x in saved.arrays[TENSORS].items() if name.startswith(prefixes)}
+    return saved._replace(arrays={**saved.arrays, TENSORS: saved.arrays[TENSORS] | load_split(saved.folder, wanted, {})})
 
 
 def leaves_of(saved: Saved, name: str = "state") -> dict[str, Any]:
     """Return the leaves of the state of a checkpoint in memory, or of another of its pytrees, by name.
 
     Returns:
-        Dict from name to NumPy array or typed PRNG key.
+        Dict from name to NumPy array, typed PRNG key, or shape and dtype of a split array (see `whole`).
     """
     file = f"{name}.safetensors"
     keys, arrays = saved.record["keys"] if file == TENSORS else saved.record["files"][file]["keys"], saved.arrays[file]
@@ -424,10 +445,11 @@ def _named_leaves(tree: Any) -> tuple[dict[str, Any], Any]:
     return by_name, structure
 
 
-def arrays_of(state: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def arrays_of(state: Any, left_out: Collection[str] = ()) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return ({name: array}, {name of a typed PRNG key: its implementation}) of a state, as `save` writes it."""
     arrays, keys = {}, {}
-    for name, leaf in _named_leaves(state)[0].items():
+    leaves = {name: leaf for name, leaf in _named_leaves(state)[0].items() if name not in left_out}
+    for name, leaf in leaves.items():
         if _is_key(leaf):
             keys[name] = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
@@ -470,4 +492,5 @@ def _unflatten(folder: Path, arrays: Mapping[str, Any], like: Any) -> Any:
             printable(f"checkpoint {folder} does not match this run: {'; '.join(problems[:3])}{more}. {cause}")
             + "Restore it with the model, optimizer, reduce= and devices of the run that saved it, or use a new directory."
         )
+    arrays = load_split(folder, arrays, expected)
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in expected])

@@ -133,6 +133,7 @@ def describe_data(data: ArrayData | StreamData, inputs: Any = None) -> dict[str,
 
 def sample(array: Any) -> str:
     """Return dtype and shape of the rows of an array, and a digest of at most 64 of them."""
+    array = np.atleast_1d(array)
     rows = len(array)
     row_bytes = max(int(np.prod(array.shape[1:])) * array.dtype.itemsize, 1)
     sampled = max(2, min(SAMPLE_ROWS, SAMPLE_BYTES // row_bytes))
@@ -205,8 +206,8 @@ def changes_of(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple
                 continue  # other versions have other code; a new learning rate may be in the code
             changes += _parameters(name, earlier, now)
         elif isinstance(old, dict) and isinstance(new, dict):
-            keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-            missing = "not set" if name == "flags" else None
+            missing = "not set" if name in ("flags", "row_axes") else None
+            keys = [key for key in {**old, **new} if old.get(key, missing) != new.get(key, missing)]
             changes += [(name, f"{name}: {key} was {old.get(key, missing)} and is {new.get(key, missing)}") for key in keys]
         else:
             changes.append((name, f"{name} was {short(old)} and is {short(new)}"))

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.checkpoints.saved import TENSORS, Saved, folders_of, is_checkpoint, newest, read, record_of
+from jfit import counters
+from jfit.checkpoints.saved import ARRAYS, TENSORS, Saved, folders_of, is_checkpoint, newest, read, record_of
 from jfit.formats.atomic import FormatError
 from jfit.step.state import TrainState
 
@@ -72,12 +73,16 @@ def newest_finite(directory: str | os.PathLike[str]) -> tuple[Saved, bool]:
 def _bad_names(saved: Saved) -> list[str]:
     """Names of the parameters and auxiliary states of a checkpoint that are not finite."""
     arrays = saved.arrays[TENSORS]
+    if ARRAYS in saved.record and not saved.meta.get("finite", True):  # split arrays are not read for this
+        return ["a split array"]
     return [repr(name) for name, x in arrays.items() if name.startswith(("params/", "aux/")) and not _is_finite(x)]
 
 
 def _is_finite(x: Any) -> bool:
-    if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.inexact):
+    if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.inexact) or isinstance(x, jax.ShapeDtypeStruct):
         return True
+    if isinstance(x, jax.Array):  # perhaps split over the devices
+        return bool(counters.read(jnp.isfinite(x).all()))  # sync: of a save
     with np.errstate(all="ignore"):
         total = np.sum(x)  # nan and infinities reach the sum, which reads the array once
         return bool(np.isfinite(total)) or bool(np.isfinite(x).all())

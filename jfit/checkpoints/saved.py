@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -14,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
+import jax
 
+from jfit.distributed import is_main
 from jfit.formats.atomic import FormatError, leftovers, open_file, read_file, replaced_folders
 from jfit.formats.manifest import load_sealed
 from jfit.formats.tensors import load_tensors
@@ -23,7 +25,7 @@ from jfit.formats.tensors import load_tensors
 Result = TypeVar("Result")
 
 FORMAT = 3
-TENSORS, META = "state.safetensors", "meta.json"
+TENSORS, META, ARRAYS = "state.safetensors", "meta.json", "arrays"
 STEP = re.compile(r"step-(\d{8,})")
 REMEDY = "restore an older checkpoint of the same directory, or train from the start."
 _FIELDS = {"format": int, "step": int, "keys": dict, "meta": dict, "files": dict}
@@ -36,12 +38,13 @@ class Saved(NamedTuple):
     Attributes:
         folder: the folder that was read.
         record: the fields of meta.json; `record["meta"]` is the `meta` argument of `save`.
-        arrays: file name -> arrays by name; the file "state.safetensors" has the state.
+        arrays: file name -> arrays by name; the file "state.safetensors" has the state.  Of split arrays, it has shapes and
+            dtypes (`jax.ShapeDtypeStruct`), with which `jfit.checkpoints.split.load` reads them.
     """
 
     folder: Path
     record: dict[str, Any]
-    arrays: dict[str, dict[str, np.ndarray]]
+    arrays: dict[str, dict[str, Any]]
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -159,6 +162,8 @@ def _identity(folder: Path) -> tuple[int, ...] | None:
 def read(folder: Path) -> Saved:
     """Read the checkpoint in a folder into memory, each file once, and check it for damage.
 
+    The files of split arrays are checked, in a job by rank 0, but not read into memory.
+
     Raises:
         FileNotFoundError: the folder does not exist.
         FormatError: a file is missing or damaged.
@@ -169,13 +174,31 @@ def read(folder: Path) -> Saved:
     for name, expected in record["files"].items():
         file = folder / name
         _check_size(file, expected)
+        if name.startswith(f"{ARRAYS}/"):
+            if is_main():
+                check_content(file, expected)
+            continue
         try:
             content = read_file(file)
         except OSError as error:
             raise FormatError(file, "content", f"the file cannot be read ({error})", REMEDY) from error
         check_content(file, expected, content)
         arrays[name] = load_tensors(file, content)[0]
+    arrays[TENSORS] |= _specs(folder, record)
     return Saved(folder, record, arrays)
+
+
+def _specs(folder: Path, record: dict[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of split arrays by name, if the files have at least as many bytes as such arrays."""
+    present = sum(entry["bytes"] for name, entry in record["files"].items() if name.startswith(f"{ARRAYS}/"))
+    try:
+        specs = {k: jax.ShapeDtypeStruct(tuple(shape), dtype) for k, (shape, dtype) in record.get(ARRAYS, {}).items()}
+        needed = sum(abs(math.prod(spec.shape)) * spec.dtype.itemsize for spec in specs.values())
+        if needed > present:
+            raise ValueError(f"the arrays have {needed} bytes, their files {present}")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise FormatError(folder / META, f"field {ARRAYS!r}", f"no shapes and dtypes of the files: {error}", REMEDY) from error
+    return specs
 
 
 def check(folder: Path) -> dict[str, Any]:
@@ -217,7 +240,9 @@ def record_of(folder: Path) -> dict[str, Any]:
         problem = f"the checkpoint is of step {record['step']}, but the name of its folder says {step_of(folder)}"
         raise FormatError(file, "field 'step'", problem, "a copied or renamed checkpoint keeps its number: rename it.")
     for name, entry in record["files"].items():
-        if Path(name).name != name or not isinstance(entry, dict) or not {"bytes", "crc32"} <= {*entry}:
+        path = Path(name)
+        is_inside = path.name == name or (path.parts[:1] == (ARRAYS,) and ".." not in path.parts)
+        if not is_inside or not isinstance(entry, dict) or not {"bytes", "crc32"} <= {*entry}:
             raise FormatError(file, f"field 'files', entry {name!r}", "expected a file name with its bytes and crc32", REMEDY)
     if TENSORS not in record["files"]:
         raise FormatError(file, "field 'files'", f"it has no entry for {TENSORS}", REMEDY)
@@ -241,10 +266,15 @@ def check_content(file: Path, expected: dict[str, Any], content: bytes | None = 
     Raises:
         FormatError: they differ.
     """
-    crc = 0 if content is None else zlib.crc32(content)
-    if content is None:
-        with open_file(file) as opened:
-            while block := opened.read(1 << 20):
-                crc = zlib.crc32(block, crc)
+    crc = entry_of(file)["crc32"] if content is None else zlib.crc32(content)
     if crc != expected["crc32"]:
         raise FormatError(file, "crc32", f"found {crc}, {META} has {expected['crc32']}: its bytes changed", REMEDY)
+
+
+def entry_of(file: Path) -> dict[str, int]:
+    """Return the size and the CRC-32 of a file, its entry in meta.json.  It is read in blocks."""
+    crc = 0
+    with open_file(file) as opened:
+        while block := opened.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+        return {"bytes": opened.tell(), "crc32": crc}

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jfit.checkpoints.locks import check as check_lock
-from jfit.checkpoints.saved import META, TENSORS, folders_of, path_of, record_of, step_of
+from jfit.checkpoints.saved import META, TENSORS, entry_of, folders_of, path_of, record_of, step_of
+from jfit.checkpoints.split import finish_split, save_split
+from jfit.distributed import exchange, is_main, num_processes, rank
 from jfit.formats.atomic import FormatError, atomic_dir, sweep, trash
 from jfit.formats.manifest import dump_sealed
 from jfit.formats.tensors import checksum, save_tensors
@@ -33,6 +35,7 @@ class Prepared(NamedTuple):
         record: the fields of meta.json without "files".
         trees: pytrees by name, as (arrays by name, names of typed PRNG keys with their implementations); "state" is the state.
         keep, protect, sync: arguments of `jfit.checkpoint.save`.
+        parts: the arrays of the state that orbax writes, by name, on the devices; the others are in `trees`.
     """
 
     path: Path
@@ -41,6 +44,7 @@ class Prepared(NamedTuple):
     keep: int | None
     protect: Collection[int]
     sync: bool
+    parts: Mapping[str, Any] = {}
 
     @property
     def nbytes(self) -> int:
@@ -55,6 +59,8 @@ class Abandoned(Exception):
 def write(prepared: Prepared, is_wanted: Callable[[], bool] = lambda: True) -> Path:
     """Write a checkpoint, and delete older ones.
 
+    In a job of several processes, rank 0 writes.  If there are split arrays, all processes must call it.
+
     Args:
         prepared: the checkpoint.
         is_wanted: called when all files are written, before the folder gets its name.
@@ -64,9 +70,41 @@ def write(prepared: Prepared, is_wanted: Callable[[], bool] = lambda: True) -> P
 
     Raises:
         FolderInUse: another process saves its checkpoints in the same directory.
-        OSError: the files cannot be written.
+        OSError: the files cannot be written; with split arrays, in all processes.
         Abandoned: `is_wanted` returned False.
     """
+    with ExitStack() as stack:
+        if prepared.parts:
+            enter = lambda: str(stack.enter_context(_folder_of(prepared, is_wanted)))  # noqa: E731
+            folder = Path(_agreed(enter if is_main() else str, "making the folder of a checkpoint")[0])
+            _agreed(lambda: save_split(folder, prepared.parts), "writing split arrays")
+            names = _agreed(lambda: finish_split(folder) if is_main() else [], "finishing split arrays")[0]
+            entries = _agreed(lambda: {n: entry_of(folder / n) for n in names[rank() :: num_processes()]}, "checksums")
+            end = lambda: (_write_files(prepared, folder, *entries), stack.close())  # noqa: E731
+            _agreed(end if is_main() else str, "naming a checkpoint")
+        elif is_main():
+            _write_files(prepared, stack.enter_context(_folder_of(prepared, is_wanted)))
+    return prepared.path
+
+
+def _agreed(action: Callable[[], Any], name: str) -> list[Any]:
+    """Call a function in all processes and return its results by rank; if it raises an exception in one, raise one in all."""
+    value = error = problem = None
+    try:
+        value = action()
+    except Exception as raised:
+        error, problem = raised, f"rank {rank()} of the job failed in {name}: {raised}"
+    results = exchange([value, problem], name)
+    if error is not None:
+        raise error
+    if problem := next((problem for _, problem in results if problem), None):
+        raise OSError(problem)
+    return [value for value, _ in results]
+
+
+@contextmanager
+def _folder_of(prepared: Prepared, is_wanted: Callable[[], bool]) -> Iterator[Path]:
+    """Context manager of a temporary folder; at its end it gets the name of the checkpoint, and older ones are deleted."""
     path, directory = prepared.path, prepared.path.parent
     is_locked = check_lock(directory)
     with suppress(OSError):
@@ -79,11 +117,16 @@ def write(prepared: Prepared, is_wanted: Callable[[], bool] = lambda: True) -> P
                 raise Abandoned
 
         with atomic_dir(path, sync=prepared.sync, before_rename=before_rename) as folder:
-            files = {f"{name}.safetensors": _write(folder, name, *tree) for name, tree in prepared.trees.items()}
-            (folder / META).write_bytes(dump_sealed({**prepared.record, "files": files}))
+            yield folder
         if prepared.keep is not None:
             _delete(path, prepared.keep, prepared.protect)
-    return path
+
+
+def _write_files(prepared: Prepared, folder: Path, *entries: Mapping[str, Any]) -> None:
+    """Write the other files of a checkpoint than those of split arrays, which have the `entries` of meta.json."""
+    files = {f"{name}.safetensors": _write(folder, name, *tree) for name, tree in prepared.trees.items()}
+    files |= {name: entry for some in entries for name, entry in some.items()}
+    (folder / META).write_bytes(dump_sealed({**prepared.record, "files": files}))
 
 
 def _delete(path: Path, keep: int, protect: Collection[int]) -> None:

@@ -37,6 +37,7 @@ def as_data(
     label: Any = None,
     sample_weight: Any = None,
     steps_per_epoch: int | None = None,
+    endless: bool = False,
 ) -> ArrayData | StreamData:
     """Convert training or evaluation data to `ArrayData` or `StreamData`.
 
@@ -56,12 +57,14 @@ def as_data(
         train_pad: whether padding rows of an MXNet iterator have weight 1 (True, as in MXNet) or 0 (False) in the loss; their
             weight in metrics is 0.
         require_labels: whether data without labels is an error; False for prediction.
-        axes: input name -> batch axis of the batches of an iterable (default 0); arrays have the batch axis first.
+        axes: input name -> batch axis of the batches of an iterable (default 0); arrays have the batch axis first, or none
+            (None).
         structure: `Model.structure` of a function, whose `x` and `y` may be pytrees of arrays; their leaves are named by path.
         label: name, or list of names, of the label columns of a DataFrame, of a dict or of rows that are dicts.  Default: the
             label names.
         sample_weight: array (rows,) of row weights of arrays, as in `(x, y, weight)`.
         steps_per_epoch: number of batches per epoch, see `StreamData`.  Default: one pass over the data.
+        endless: whether an epoch may be endless, because training ends after a number of steps.
 
     Returns:
         `ArrayData` for arrays, `StreamData` for an iterable or callable; `data` itself if it is one of them.
@@ -100,7 +103,7 @@ def as_data(
             raise ValueError(
                 f"sample_weight has the row weights of arrays, but the data is a {type(data).__name__}; yield weights"
             )
-        options = {"train_pad": train_pad, "columns": columns, "steps_per_epoch": steps_per_epoch}
+        options = {"train_pad": train_pad, "columns": columns, "steps_per_epoch": steps_per_epoch, "endless": endless}
         if _indexable_rows(data, by_rows, names, columns):
             keys = _used_keys(data, names, columns)
             stream = StreamData(RowBatches(data, batch_size, keys=keys, shuffle=shuffle, seed=seed), names, **options)
@@ -117,7 +120,8 @@ def as_data(
         arrays, weight = split_weight(structure, arrays, weight)
     checked = names.check(arrays)
     names.log_extra(arrays)
-    converted = ArrayData(checked, shuffle=shuffle, seed=seed, weight=weight, steps_per_epoch=steps_per_epoch)
+    options = {"shuffle": shuffle, "seed": seed, "weight": weight, "steps_per_epoch": steps_per_epoch}
+    converted = ArrayData(checked, axes=axes, **options)
     converted.columns = columns
     if columns is not None and len(names.inputs) == 1 and is_frame(data):
         converted.private.add(names.inputs[0])  # `select` copied its columns

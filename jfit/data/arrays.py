@@ -6,13 +6,13 @@ The position in an epoch is the index of the next batch.  Seed, epoch and positi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from jfit.data.batch import Batch, check_weights, equal_rows
+from jfit.data.batch import Axes, Batch, check_weights, equal_rows, row_axis
 from jfit.data.valid import unmasked
 
 # Memory maps of more bytes than this stay on the disk, and their rows are read and converted batch by batch.
@@ -153,9 +153,12 @@ class ArrayData:
         seed: integer seed of the shuffle.
         weight: (n,) row weights for the loss and metrics, finite and non-negative; None: all 1.
         steps_per_epoch: maximum number of batches per epoch; None: all rows.
+        axes: input name -> None for arrays without rows, which are whole in every batch.  If no array has rows, all of them are
+            one batch.
 
     Attributes:
         arrays: dict input name -> NumPy array; memory maps have the dtype of their file.
+        constant: names of the arrays without rows.
         mapped: names of the arrays that stay on the disk.
         private: names of the arrays that nobody else writes to, because conversion copied them or they are jax arrays.  Devices
             may share their memory.
@@ -183,14 +186,16 @@ class ArrayData:
         seed: int = 0,
         weight: Any | None = None,
         steps_per_epoch: int | None = None,
+        axes: Axes | None = None,
     ):
+        self.axes, self.constant = axes, {name for name in arrays if row_axis(name, axes) is None}
         self.mapped = {name for name, value in arrays.items() if is_mapped(value)}
         self.arrays: dict[str, np.ndarray] = {}
         self.private: set[str] = set()
         for name, value in arrays.items():
             self._add(name, value)
         self.shuffle, self.seed, self.steps_per_epoch = bool(shuffle), int(seed), steps_per_epoch
-        self.num_rows = _common_rows(self.arrays)
+        self.num_rows = self._common_rows()
         self.weight: np.ndarray | None = None
         if weight is not None:
             self.set_weight(weight)
@@ -216,11 +221,26 @@ class ArrayData:
         if not self.weight.any():
             raise ValueError(f"all {self.num_rows} row weights are 0, so the mean loss is undefined; expected a positive one")
 
+    def _common_rows(self) -> int:
+        counts = {name: len(array) for name, array in self.arrays.items() if name not in self.constant}
+        count = 1 if self.arrays and not counts else equal_rows(counts, axes=self.axes)
+        if not count:
+            first = f"input {next(iter(counts))!r} has 0 rows" if counts else "there are no arrays"
+            raise ValueError(f"empty data: {first}; expected at least one row.")
+        return count
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Remove arrays."""
+        for name in names:
+            del self.arrays[name]
+            self.mapped.discard(name)
+
     def part(self, rows: slice) -> ArrayData:
         """Return the data of some rows; the arrays are views."""
         weight = None if self.weight is None else self.weight[rows]
-        options = {"shuffle": self.shuffle, "seed": self.seed, "steps_per_epoch": self.steps_per_epoch}
-        result = ArrayData({name: array[rows] for name, array in self.arrays.items()}, weight=weight, **options)
+        options: dict[str, Any] = {name: getattr(self, name) for name in ("shuffle", "seed", "steps_per_epoch", "axes")}
+        arrays = {name: array if name in self.constant else array[rows] for name, array in self.arrays.items()}
+        result = ArrayData(arrays, weight=weight, **options)
         result.columns = self.columns
         result.private |= self.private - self.mapped  # a small part of a memory map is a view of the file
         return result
@@ -310,7 +330,8 @@ class ArrayData:
         if epoch is None or not self.shuffle:
             return self.take
         order = self.order(epoch)
-        buffers = {n: _BufferedRows(self.arrays[n], order, self._blocks[1]) for n in self.mapped} if self._blocks else {}
+        mapped = self.mapped - self.constant
+        buffers = {n: _BufferedRows(self.arrays[n], order, self._blocks[1]) for n in mapped} if self._blocks else {}
 
         def read(positions: slice | np.ndarray) -> Batch:
             loaded = {n: b.rows(positions) for n, b in buffers.items()} if isinstance(positions, slice) else {}
@@ -326,7 +347,10 @@ class ArrayData:
         weight = None if self.weight is None else self.weight[pick]
         inputs = {}
         for name, array in self.arrays.items():
-            part = loaded[name] if name in loaded else array[pick] if isinstance(pick, slice) else array.take(pick, axis=0)
+            if name in self.constant:
+                part = array
+            else:
+                part = loaded[name] if name in loaded else array[pick] if isinstance(pick, slice) else array.take(pick, axis=0)
             inputs[name] = to_array(np.asarray(part), name) if name in self.mapped else part
         return Batch(inputs, weight, weight)
 
@@ -383,14 +407,6 @@ def narrow_dtype(dtype: np.dtype) -> np.dtype:
     """Return the dtype, of at most 32 bits and native byte order, to which `to_array` converts."""
     native = dtype.newbyteorder("=")
     return np.dtype(_NARROW.get(native.name, native))
-
-
-def _common_rows(arrays: Mapping[str, np.ndarray]) -> int:
-    count = equal_rows({name: len(array) for name, array in arrays.items()})
-    if not count:
-        first = f"input {next(iter(arrays))!r} has 0 rows" if arrays else "there are no arrays"
-        raise ValueError(f"empty data: {first}; expected at least one row.")
-    return count
 
 
 # ------------------------------------------------------------------------------------------------ order of the rows

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.data.trees import expected_names, named_arrays, named_batch
+from jfit.data.trees import expected_names, named_arrays, named_batch, others
 from jfit.data.valid import Valid, check_values, valid_weights
 from jfit.lowering.model import flatten_names
-from jfit.lowering.structure import LABEL_WEIGHT
+from jfit.lowering.row_axes import RowAxes
 from jfit.ops.registry import nearest
 
 Axes = Mapping[str, int | None]
@@ -87,7 +87,7 @@ def rows(batch: Batch, axes: Axes | None = None) -> int:
         axes: input name -> batch axis (default 0; None: the input has no batch axis).
 
     Returns:
-        int: size of the batch axis of the first input that has one.
+        int: size of the batch axis of the first input that has one; 1 for a batch of a function without such an input.
 
     Raises:
         ValueError: no input has a batch axis, or an array has too few axes.
@@ -103,6 +103,9 @@ def rows(batch: Batch, axes: Axes | None = None) -> int:
             if np.ndim(value) <= axis:
                 break
             return np.shape(value)[axis]
+    else:
+        if batch.inputs and isinstance(axes, RowAxes):
+            return 1
     shapes = {name: np.shape(value) for name, value in batch.inputs.items()}
     raise ValueError(
         f"a batch with inputs of shapes {shapes} has no rows: at least one input needs a batch axis; if the data yields "
@@ -193,7 +196,7 @@ def check_weights(weight: Any, name: str, where: str = "") -> None:
     check_values(weight, valid_weights(name), where)
 
 
-def equal_rows(counts: Mapping[str, int], where: str = "") -> int | None:
+def equal_rows(counts: Mapping[str, int], where: str = "", axes: Axes | None = None) -> int | None:
     """Return the number of rows of all inputs, None without inputs; raise an error that names two inputs if they differ."""
     if not counts:
         return None
@@ -201,7 +204,10 @@ def equal_rows(counts: Mapping[str, int], where: str = "") -> int | None:
     for name, count in others:
         if count != expected:
             numbers = f"{where}input {first!r} has {expected} rows, input {name!r} has {count}"
-            raise ValueError(f"{numbers}; all inputs need the same number of rows.")
+            odd = min(counts, key=lambda n: [*counts.values()].count(counts[n]))
+            remedy = f"pass row_axes={{{odd!r}: None}} for an array without rows, or loss_per_batch=True and row_axes=None if"
+            remedy = f"; {remedy} a batch is one unit, such as a graph" if isinstance(axes, RowAxes) else ""
+            raise ValueError(f"{numbers}; all inputs need the same number of rows{remedy}.")
     return expected
 
 
@@ -227,9 +233,10 @@ def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batc
         ...
         ValueError: input 'data' has 3 rows, input 'label' has 2; all inputs need the same number of rows.
     """
-    count = equal_rows(
-        {name: rows(Batch({name: x}), axes) for name, x in batch.inputs.items() if row_axis(name, axes) is not None}, where
-    )
+    if isinstance(axes, RowAxes):
+        axes.decide({name: np.shape(x) for name, x in batch.inputs.items()})
+    counts = {name: rows(Batch({name: x}), axes) for name, x in batch.inputs.items() if row_axis(name, axes) is not None}
+    count = equal_rows(counts, where, axes)
     for name, weight in (("weight", batch.weight), ("metric_weight", batch.metric_weight)):
         if weight is None:
             continue
@@ -315,7 +322,7 @@ class Names(NamedTuple):
         """
         if self.structure is not None:
             arrays = named_batch(self.structure, arrays)
-            inputs, labels = expected_names(self.structure, arrays, self.labels)
+            inputs, labels = expected_names(self.structure, arrays, self.labels, self.require_labels)
             return self._replace(inputs=inputs, labels=labels, structure=None)._check(arrays, "model")
         return self._check(arrays, "graph")
 
@@ -338,8 +345,8 @@ class Names(NamedTuple):
         """Names of arrays that are no input of the graph."""
         if self.structure is None:
             return [n for n in arrays if n not in self.all]
-        known = (*self.structure.arguments, *self.structure.optional, self.structure.label, LABEL_WEIGHT)
-        unknown = [n for n in arrays if str(n).split("/")[0] not in known]  # leaves of pytrees are named x/ids
+        only_loss = self.structure.only_loss
+        unknown = [] if only_loss is None else [n for n in others(self.structure, arrays) if n not in only_loss]
         whole = len(self.structure.arguments) == 1 and len(unknown) == len(list(arrays))  # the dict is the argument
         return [] if whole else unknown
 

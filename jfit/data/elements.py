@@ -9,7 +9,7 @@ import numpy as np
 
 from jfit.data.arrays import to_array
 from jfit.data.batch import Batch, Names, check_batch, is_array, rows, split_named, to_named
-from jfit.data.trees import split_weight
+from jfit.data.trees import is_argument, split_weight
 
 
 def to_batch(
@@ -65,7 +65,8 @@ def to_batch(
 
 
 def _split(element: Any, names: Names) -> tuple[dict[str, Any], Any | None]:
-    if not isinstance(element, (list, tuple)):
+    whole = not names.require_labels and is_argument(names.structure, element)
+    if whole or not isinstance(element, (list, tuple)):
         return to_named(element, names.inputs, "x", names), None
     parts = list(element)
     flat = len(names.inputs) > 1 and all(is_array(p) for p in parts)

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import operator
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import Any
 
 from jfit.data.batch import Batch, Names, is_mxnet_iter
@@ -37,6 +37,7 @@ class StreamData:
         steps_per_epoch: number of batches per epoch.  A source of known length, or a callable `f(epoch)`, starts again in every
             epoch; of any other, an epoch begins where the last one ended, and at its end the source is opened again.  None: an
             epoch is one pass over the source.
+        endless: whether this pass may be endless, because training ends after a number of steps.
 
     Attributes:
         class_weights: `ClassWeights` that multiply the row weights of every batch, or None.
@@ -44,7 +45,8 @@ class StreamData:
         timeout: seconds after which the wait for a batch raises `DataTimeout`; None: no limit.
 
     Raises:
-        ValueError: the source is endless and `steps_per_epoch` is None, or it has fewer batches than `steps_per_epoch`.
+        ValueError: the source is endless, but neither `endless` nor `steps_per_epoch` is passed, or it has fewer batches than
+            `steps_per_epoch`.
         TypeError: from `batches` or `peek`: `source`, or the result of calling it, is not iterable.
 
     Example:
@@ -67,6 +69,7 @@ class StreamData:
         by_rows: bool | None = None,
         columns: Columns | None = None,
         steps_per_epoch: int | None = None,
+        endless: bool = False,
     ):
         self.source, self.names, self.train_pad = source, names, train_pad
         self.batch_size, self.by_rows, self.columns = batch_size, by_rows, columns
@@ -87,9 +90,11 @@ class StreamData:
         self._current: Any = None  # the last iterator
         self._first: tuple[int, Batch, Iterator[Batch]] | None = None  # after `peek`: epoch, first batch, the other batches
         self._logged = False  # whether arrays that are not used were logged
-        endless, length = is_endless(source), self._length()
-        if endless and steps_per_epoch is None:
-            raise ValueError(f"the {_kind(source)} is endless, so an epoch would never end; pass steps_per_epoch=")
+        length = self._length()
+        if steps_per_epoch is None and not endless and is_endless(source):
+            raise ValueError(
+                f"the {_kind(source)} is endless, so an epoch would never end; pass steps_per_epoch=, or num_steps= to fit"
+            )
         # Whether an epoch begins where the last one ended, in one sequence of batches: see `_continued`
         self._continues = steps_per_epoch is not None and length is None and not self._passes_epoch and not self._seekable
         self._sequence: Iterator[Batch] | None = None
@@ -132,6 +137,12 @@ class StreamData:
         if count is not None and self.steps_per_epoch is not None and self.steps_per_epoch > count:
             raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}, but the {_kind(self.source)} has {count} batches.")
         return self.steps_per_epoch or count
+
+    def drop(self, names: Collection[str]) -> None:
+        """Remove arrays of the batch that `peek` returned; `names` removes those of the others."""
+        if self._first is not None:
+            at, batch, rest = self._first
+            self._first = at, batch._replace(inputs={k: v for k, v in batch.inputs.items() if k not in names}), rest
 
     def batches(self, epoch: int, batch_size: int | None = None, start: int = 0) -> Generator[Batch, None, None]:
         """Iterate over the batches of an epoch, starting at batch `start`.
@@ -183,6 +194,10 @@ class StreamData:
             return
         if start and self._epoch_start is not None and self._epoch_start[0] == epoch:
             self._go_to(*self._epoch_start)  # repeat the epoch in the same order, not in that of the next epoch
+        if start and self._exhausted:  # a one-shot iterator goes on; batches that were read ahead are lost
+            self._exhausted = False
+            yield from self._read(epoch, start)
+            return
         yield from _skip(self._read(epoch), start)
 
     def _cut(self, stream: Iterator[Batch], epoch: int, start: int) -> Iterator[Batch]:

@@ -6,7 +6,7 @@ the structure of each pytree from the first batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -78,7 +78,8 @@ def named_batch(structure: Structure, arrays: Mapping[str, Any]) -> dict[str, An
     if len(structure.arguments) == 1 and arrays and not any(_base(k, names) for k in arrays):
         return _leaves(structure, structure.arguments[0], arrays)
     names = (*names, *structure.optional)
-    return _join(_leaves(structure, k, v) if k in names else {k: v} for k, v in arrays.items())
+    trees = [k for k, v in arrays.items() if structure.only_loss != () and (isinstance(v, Mapping) or hasattr(v, "_fields"))]
+    return _join(_leaves(structure, k, v) if k in (*names, *trees) else {k: v} for k, v in arrays.items())
 
 
 def is_argument(structure: Structure | None, value: Any) -> bool:
@@ -124,12 +125,32 @@ def split_weight(structure: Structure | None, arrays: Mapping[str, Any], weight:
     return {**arrays, LABEL_WEIGHT: weight}, None
 
 
-def expected_names(structure: Structure, arrays: Mapping[str, Any], labels: tuple[str, ...]) -> tuple[Any, Any]:
-    """Return the names of (inputs, labels) that a batch must have: those of the leaves it has, or else of the arguments."""
+def others(structure: Structure, arrays: Iterable[str]) -> list[str]:
+    """Return the names of arrays that are neither inputs nor labels; leaves of pytrees are named x/ids."""
+    return [n for n in arrays if not _base(n, (*structure.arguments, *structure.optional, structure.label, LABEL_WEIGHT))]
+
+
+def expected_names(
+    structure: Structure, arrays: Mapping[str, Any], labels: tuple[str, ...], with_labels: bool = True
+) -> tuple[Any, Any]:
+    """Return the names of (inputs, labels) that a batch must have: those of the leaves it has, or else of the arguments.
+
+    With labels, these include the arrays that only the loss takes; before it is known which, all arrays of numbers.
+    """
     inputs = [n for a in structure.arguments for n in _of(a, arrays) or [a]]
     inputs += [n for a in structure.optional for n in _of(a, arrays)]
-    extra = (LABEL_WEIGHT,) if LABEL_WEIGHT in arrays else ()
+    extra = [LABEL_WEIGHT] if LABEL_WEIGHT in arrays else []
+    if with_labels and structure.only_loss is not None:
+        extra += structure.only_loss
+    elif with_labels:
+        extra += [n for n in others(structure, arrays) if _may_be_read(structure, n, arrays[n])]
     return tuple(inputs), (*(_of(structure.label, arrays) or labels), *extra)
+
+
+def _may_be_read(structure: Structure, name: str, value: Any) -> bool:
+    """Whether a loss may read a value of a batch: an array of numbers, with rows unless `row_axes=` says that it has none."""
+    of_numbers = getattr(getattr(value, "dtype", None), "kind", "f") in "biufV" and (_is_leaf(value) or _is_rows([value]))
+    return of_numbers and (np.ndim(value) > 0 or structure.row_axes.get(name) is None)
 
 
 def _of(name: str, arrays: Mapping[str, Any]) -> list[str]:

@@ -24,7 +24,7 @@ class Valid(NamedTuple):
         high: largest valid value.
         whole: whether values must be whole numbers.
         ignored: more valid values.
-        axis: batch axis of the array.
+        axis: batch axis of the array; None: it has no rows.
         kind: "classes", "range", "index" or "weight", for the message.
     """
 
@@ -33,7 +33,7 @@ class Valid(NamedTuple):
     high: float
     whole: bool = False
     ignored: tuple[float, ...] = ()
-    axis: int = 0
+    axis: int | None = 0
     kind: str = "classes"
 
     def highest(self, integers: bool) -> float:
@@ -41,7 +41,7 @@ class Valid(NamedTuple):
         return self.high if integers or self.kind != "index" else min(self.high, FLOAT_INTEGERS - 1)
 
 
-def valid_indices(lookup: Lookup, axis: int = 0) -> Valid:
+def valid_indices(lookup: Lookup, axis: int | None = 0) -> Valid:
     """Return the range of allowed values of an input that holds row indices of a table, such as the tokens of an Embedding."""
     return Valid(lookup.name, lookup.low, lookup.rows - 1, True, (), axis, "index")
 

@@ -83,7 +83,9 @@ def metric_inputs(model: Model, values: Sequence[Array], batch: Any, axis_name: 
         name = model.outputs[at].label
         if name is not None and name in inputs:
             label, axis = jnp.asarray(inputs[name]), axes.get(name, 0)
-            labels.append(_row_array(label, RowLayout(axis, 1, label.shape[axis], 1) if label.ndim > axis else None))
+            labels.append(_row_array(label, None))
+            if axis is not None and label.ndim > axis:
+                labels[-1] = _row_array(label, RowLayout(axis, 1, label.shape[axis], 1))
     return MetricInputs(tuple(labels), tuple(outputs), weight)
 
 

@@ -42,6 +42,7 @@ from jfit.graph import GraphError
 from jfit.graph.infer import infer_shape
 from jfit.lowering.build import as_model, split_trained
 from jfit.lowering.model import Model, Plan, Policy, flatten_names, plan_of
+from jfit.lowering.row_axes import NO_ROWS
 from jfit.metrics.core import on_devices, on_host
 from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import check_entry, check_unsharded, compile_spmd, place
@@ -52,12 +53,16 @@ from jfit.parallel.whole import evaluated_state
 from jfit.step import eval_step, predict_step, unrolls
 from jfit.step.faults import first_fault
 from jfit.step.fitting import choose_metrics, needs_inputs, paired
+from jfit.step.observe import evaluated_aux
 from jfit.step.state import TrainState
 from jfit.step.totals import Totals, joined, values, zero_totals
 
 IN_FLIGHT = 8  # number of dispatches (calls of a compiled program) between two waits of the host
 # number of batches in one dispatch for data kept on the devices; with more, the host would wait too long for one dispatch
 BATCHES_PER_CALL = 64
+# Axes of params, aux, batch and number.  Not 0 for the batch: if there are as many leaves as arguments, pmap of JAX 0.10 takes
+# a tuple of numbers as the axes of the leaves.
+PREDICT_AXES = (None, None, Batch(0, 0, 0), None)  # type: ignore[arg-type]
 
 
 class Scorer:
@@ -112,6 +117,7 @@ class Scorer:
         if not self._programs:
             self._choose_metrics(data)
         state = evaluated_state(state, self.devices)
+        aux = evaluated_aux(self.model, state)
         host = HostMetrics(self.host, len(self.devices)) if self.host else None
         totals = place(zero_totals(self.metrics, self.model.logged, self.model.num_losses), self.devices)
         options: dict[str, Any] = {"values": (state.params, state.aux), "weights": True, "sizes": self._sizes}
@@ -121,7 +127,7 @@ class Scorer:
         with batches.read(epoch, in_order=True) as stream:
             for number, (batch, _) in enumerate(stream):
                 interrupts.check_step()
-                arguments = state.params, state.aux, totals, batch, np.int32(number)
+                arguments = state.params, aux, totals, batch, np.int32(number)
                 if checks.apply_to(batch):
                     result, checks.fault = self._program(checks.valid)(*arguments, checks.fault)
                 else:
@@ -201,11 +207,12 @@ class ResidentScorer:
 
     def __call__(self, state: TrainState, epoch: int = 0) -> dict[str, float]:
         """Return loss and metrics over all rows, a dict by metric name; `epoch` is ignored."""
-        state, totals = evaluated_state(state, self.scorer.devices), self._zeros()
+        params, aux = self._values(state)
+        totals = self._zeros()
         step = 1 if self._one_per_call else BATCHES_PER_CALL
         for number, first in enumerate(range(0, self.num_batches, step)):
             count = np.int32(min(step, self.num_batches - first))
-            totals = self._program(state.params, state.aux, totals, self._epoch_data, np.int32(first), count)
+            totals = self._program(params, aux, totals, self._epoch_data, np.int32(first), count)
             interrupts.check_step()
             if number % IN_FLIGHT == IN_FLIGHT - 1:
                 counters.wait(totals.loss)  # sync: limits the number of dispatches in flight
@@ -213,8 +220,12 @@ class ResidentScorer:
 
     def prepare(self, state: TrainState, submit: Any) -> None:
         """Trace the program for a state, and compile it on another thread, see `jfit.programs.Program.prepare`."""
-        state, number = evaluated_state(state, self.scorer.devices), np.int32(0)
-        self._program.prepare(state.params, state.aux, self._zeros(), self._epoch_data, number, number, submit=submit)
+        number = np.int32(0)
+        self._program.prepare(*self._values(state), self._zeros(), self._epoch_data, number, number, submit=submit)
+
+    def _values(self, state: TrainState) -> tuple[Any, Any]:
+        state = evaluated_state(state, self.scorer.devices)
+        return state.params, evaluated_aux(self.scorer.model, state)
 
     def _zeros(self) -> Totals:
         model = self.scorer.model
@@ -288,8 +299,8 @@ class Predictor:
         step = predict_step(on_mesh(model, devices) if isinstance(devices, MeshDevices) else model, policy=policy)
         self._own = own_slices_of(devices)
         # every process of a job gets the outputs of all rows of arrays, and of a stream those of its own rows
-        self._program = compile_spmd(step, devices, (None, None, 0, None), GATHERED, name="predict")
-        self._program_of_own = compile_spmd(step, devices, (None, None, 0, None), 0, name="predict")
+        self._program = compile_spmd(step, devices, PREDICT_AXES, GATHERED, name="predict")
+        self._program_of_own = compile_spmd(step, devices, PREDICT_AXES, 0, name="predict")
         self._plans: dict[Any, Plan] = {}
         self._sizes = BatchSizes()  # of the batches of earlier calls
 
@@ -356,10 +367,12 @@ class Predictor:
         split = len(self.devices) > 1
         inputs = {k: v[0] if split else v for k, v in batch.inputs.items()}
         plan = self._plan({k: v for k, v in inputs.items() if k in self.model.evaluation_inputs})
-        size = rows(Batch(inputs), self.model.batch_axes)
+        size, unit = rows(Batch(inputs), self.model.batch_axes), NO_ROWS in plan.coupled
         unpadded = []
         for out, layout in zip(counters.read(outputs), plan.rows, strict=True):
-            if isinstance(layout, RowLayout):
+            if unit and out.ndim:
+                unpadded.append(_BatchOutput(out[None, :, None], 0))
+            elif isinstance(layout, RowLayout):
                 merged = concat_slices(out if split else out[None], layout)
                 unpadded.append(_BatchOutput(merged[(*(slice(None),) * (layout.axis + 1), slice(count))], layout.axis))
             elif layout is LOST and (split or count != size):
@@ -394,6 +407,10 @@ def _concatenate(parts: list[_BatchOutput]) -> np.ndarray:
     axis = parts[0].axis
     if axis is None:
         return parts[0].array if len(parts) == 1 else np.stack([p.array for p in parts])
+    shapes = {p.array.shape[: axis + 1] + p.array.shape[axis + 2 :] for p in parts}
+    if len(shapes) > 1:
+        found = sorted({merge_row_axis(p.array, axis).shape for p in parts})
+        raise ValueError(f"predict: an output of the batches has the shapes {found}; pass batches of one shape at a time")
     return merge_row_axis(np.concatenate([p.array for p in parts], axis=axis + 1), axis)
 
 
@@ -549,8 +566,9 @@ class InferenceModel:
         model: as for `score`.
         params: dict of all parameters by name.  None: those of a model returned by `jfit.load`.
         aux: dict of auxiliary states by name.  None: none, or those of a model returned by `jfit.load`.
-        options: `loss` of a function, `loss(output, label)` that returns the loss of each row, `loss_weights`, `loss_per_batch`
-            and `gather_outputs`, as for `jfit.fit`; and arguments of `settings_of`, such as `batch_size` and `devices`.
+        options: `loss` of a function, `loss(output, label)` that returns the loss of each row, `loss_weights`,
+            `loss_per_batch`, `gather_outputs` and `row_axes`, as for `jfit.fit`; and arguments of `settings_of`, such as
+            `batch_size` and `devices`.
 
     Raises:
         ValueError: `params` is None and the model has no parameters.
@@ -565,7 +583,7 @@ class InferenceModel:
     ) -> None:
         check_entry("jfit.score or jfit.predict", several=True)
         model, params, aux = split_trained(model, params, aux)
-        names = ("loss", "loss_weights", "loss_per_batch", "gather_outputs")
+        names = ("loss", "loss_weights", "loss_per_batch", "gather_outputs", "row_axes")
         of_loss = {name: options.pop(name) for name in names if name in options}
         self.model = as_model(model, params=params, aux=aux, predict=True, **of_loss)
         if self.model.module is not None:  # a module contains its values

@@ -273,7 +273,7 @@ def _forward(source: Source, inputs: Any, bake: bool) -> tuple[str, Callable[...
 
 def _start(source: Source, optimizer: Any, settings: Mapping[str, Any], specs: Mapping[str, Any]) -> TrainState:
     """Return an initial training state, used only for its shapes and dtypes."""
-    options = {k: settings[k] for k in ("metrics", "frozen") if k in settings}
+    options = {k: settings[k] for k in ("metrics", "frozen", "log", "policy") if k in settings}
     fixed = specs_with(source.model, specs)
     return init_state(source.model, optimizer, fixed, params=source.params or None, aux=source.aux or None, **options)
 

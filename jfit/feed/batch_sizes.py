@@ -15,6 +15,7 @@ import jax
 from jfit import counters
 from jfit.data.batch import Batch
 from jfit.lowering.model import Model
+from jfit.lowering.row_axes import NO_ROWS
 
 FEW = 3  # number of different numbers of rows up to which batches are padded to the largest number only
 SPREAD = 4  # no batch is padded to less than 1 / SPREAD of the largest size, so that only few sizes are compiled
@@ -139,6 +140,9 @@ def unpaddable_message(count: int, unit: int, reason: str = "") -> str:
 
     `unit` is the number of devices (slices with `reduce="ordered"`) times the number of micro-batches.
     """
+    if NO_ROWS in reason:
+        remedy = "pass devices=1 without reduce='ordered', or name the arrays that all devices need whole in row_axes="
+        return f"{NO_ROWS}, so that a batch cannot be split over {unit} devices or slices; {remedy}"
     return (
         f"a batch of {count} rows does not divide into {unit} equal parts, and cannot be padded: "
         f"{reason or MIXED_ROWS}; choose a batch size and "

@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jfit.callbacks.intervals import EPOCH, Every
 from jfit.checks import positive_integer
 from jfit.data import ArrayData, Batch, StreamData, as_data
 from jfit.data.adapters import MOST_ROWS
+from jfit.data.batch import Names, row_axis
 from jfit.data.columns import Columns, column_names
 from jfit.feed.auto_devices import model_devices
 from jfit.feed.batch_sizes import announce_size, unpaddable_message
@@ -50,8 +52,9 @@ class Settings:
         eval_batch_size: number of rows per evaluation batch over all devices.
         metrics: metrics of training and evaluation.
         policy: mixed-precision policy, or None for float32.
-        num_epoch: total number of epochs; training ends before epoch `num_epoch` (the first epoch is 0).
-        eval_every: number of epochs between two evaluations.
+        num_epoch: total number of epochs; training ends before epoch `num_epoch` (the first epoch is 0).  None: `num_steps`.
+        num_steps: total number of updates, or None: `num_epoch`.
+        eval_every: `Every`, the interval between two evaluations; one epoch without evaluation data.
         directory: folder for files written by callbacks, or None.
         checkpoint: folder of checkpoints, or None.
         metric_choice: one line that says which metric `eval_metric="auto"` is for a model of a function, and why; else "".
@@ -68,8 +71,9 @@ class Settings:
     eval_batch_size: int
     metrics: tuple[Any, ...]
     policy: Policy | None
-    num_epoch: int = 0
-    eval_every: int = 1
+    num_epoch: int | None = 0
+    num_steps: int | None = None
+    eval_every: Every = EPOCH
     directory: str | None = None
     checkpoint: str | None = None
     metric_choice: str = ""
@@ -155,24 +159,32 @@ def data_of(
         shuffle: whether to shuffle arrays before every epoch.
         labels: whether labels are required.
         timeout: seconds to wait for a batch of a stream; arrays do not wait.  None: no change.
-        **options: `seed`, `label`, `sample_weight` and `steps_per_epoch` of `jfit.data.as_data`.
+        **options: `seed`, `label`, `sample_weight`, `steps_per_epoch` and `endless` of `jfit.data.as_data`.
     """
     names = set(column_names(data)) if model.optional else ()
-    arguments = model.inputs if model.structure is None else model.structure.arguments
+    structure, arguments, label_names = model.structure, model.inputs, model.labels
+    if structure is not None:
+        arguments, label_names = structure.arguments, [n for n in model.labels if n not in (structure.only_loss or ())]
     converted = as_data(
         data,
         batch_size=batch_size,
         input_names=[n for n in arguments if n not in model.optional or n in names],
-        label_names=model.labels,
+        label_names=label_names,
         shuffle=shuffle,
         require_labels=labels,
         axes=model.batch_axes,
-        structure=model.structure,
+        structure=structure,
         **options,
     )
     if not labels and model.symbol is None and isinstance(converted, ArrayData) and converted is not data:
-        for name in [n for n in converted.arrays if n.split("/")[0] in (*model.labels, LABEL_WEIGHT)]:
-            del converted.arrays[name]  # the outputs of a function do not depend on labels
+        # the outputs of a function do not depend on labels
+        converted.drop([n for n in converted.arrays if n.split("/")[0] in (*model.labels, LABEL_WEIGHT)])
+    if labels and structure is not None and structure.only_loss is None and converted is not data:
+        first = first_batch(model, converted, batch_size)
+        bound = model.bound(first)  # finds the arrays that the loss reads
+        names = Names.of(bound.inputs, bound.labels)._replace(structure=structure)
+        names.log_extra(first)
+        converted.drop(names.extra(first))
     if timeout is not None and isinstance(converted, StreamData):
         converted.timeout = timeout
     return converted
@@ -211,7 +223,8 @@ def fits_on_device(data: Any, devices: Sequence[Any], resident: int = 0) -> bool
 
 def to_batch_axes(inputs: Mapping[str, Any], model: Model) -> dict[str, Any]:
     """Move the rows of arrays from axis 0 to the batch axis of each input of a model."""
-    return {k: np.moveaxis(v, 0, model.batch_axes.get(k, 0)) for k, v in inputs.items()}
+    axes = model.batch_axes
+    return {k: v if row_axis(k, axes) is None else np.moveaxis(v, 0, axes.get(k, 0)) for k, v in inputs.items()}
 
 
 # ------------------------------------------------------------------------------------------------ arrays on the devices
@@ -243,7 +256,8 @@ def gather(arrays: Mapping[str, Array], indices: Array, axes: Mapping[str, int])
         indices: row indices, shape (batch,).
         axes: input name -> batch axis, for inputs whose batch axis is not 0.
     """
-    return {k: jnp.moveaxis(take_rows(v, indices), 0, axes.get(k, 0)) for k, v in arrays.items()}
+    rows_of = lambda k, v: jnp.moveaxis(take_rows(v, indices), 0, axes.get(k, 0))  # noqa: E731
+    return {k: v if row_axis(k, axes) is None else rows_of(k, v) for k, v in arrays.items()}
 
 
 class BatchLayout(NamedTuple):

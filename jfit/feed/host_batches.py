@@ -219,7 +219,7 @@ class HostBatches:
             self._read_plan(batch.inputs)
         for lookup in self._lookups:  # of predictions: the others check indices with the labels
             if isinstance(indices := batch.inputs.get(lookup.name), np.ndarray):
-                rows_first = np.moveaxis(indices, self.model.batch_axes.get(lookup.name, 0), 0)
+                rows_first = np.moveaxis(indices, self.model.batch_axes.get(lookup.name, 0) or 0, 0)
                 check_values(rows_first, valid_indices(lookup), f"predict: batch {number}: ")
         return batch
 

@@ -33,10 +33,11 @@ def draw(history: Any, path: str | Path | None, axes: Any) -> Any:
     if not groups:
         raise ValueError("history: nothing to plot, because no loss or metric is recorded; train for at least one epoch")
     figure, axes = new_axes("history", len(groups), path, axes)
-    xs = [row.get("epoch", i) for i, row in enumerate(history.epochs)]
+    within = {row["step"] for row in history.evaluations} - {row.get("step") for row in history.epochs}
+    unit = "step" if within else "epoch"
     for axis, (title, names) in zip(axes, groups.items(), strict=False):
-        _draw_group(history, xs, axis, names)
-        axis.set_xlabel("epoch")
+        _draw_group(history, unit, axis, names)
+        axis.set_xlabel(unit)
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_title(title)
         axis.grid(alpha=0.3)
@@ -44,13 +45,18 @@ def draw(history: Any, path: str | Path | None, axes: Any) -> Any:
     return figure
 
 
-def _draw_group(history: Any, xs: list[Any], axis: Any, names: list[str]) -> None:
-    """Draw training and validation values of some columns; of several columns, each has a color, and training is dashed."""
+def _draw_group(history: Any, unit: str, axis: Any, names: list[str]) -> None:
+    """Draw training and validation values of some columns; of several columns, each has a color, and training is dashed.
+
+    With the unit "step", validation values are those of all evaluations, else those of the epochs.
+    """
     several = len(names) > 1
     for number, name in enumerate(names):
         for label, key in (("train", name), ("validation", f"val_{name}")):
-            if key in history.columns():
-                ys = [math.nan if value is None else value for value in history.column(key)]
+            rows = history.evaluations if label == "validation" and unit == "step" else history.epochs
+            if any(key in row for row in rows):
+                xs = [row.get(unit, i) for i, row in enumerate(rows)]
+                ys = [math.nan if row.get(key) is None else row[key] for row in rows]
                 style = {"color": f"C{number}", "linestyle": "--" if label == "train" else "-"} if several else {}
                 axis.plot(xs, ys, marker="o", markersize=3, label=f"{name} ({label})" if several else label, **style)
     if names != ["lr"]:
@@ -63,7 +69,8 @@ def _groups(history: Any) -> dict[str, list[str]]:
     These are the loss with the losses of single outputs, the metrics of which 1 is the best value in one group, every other
     metric with numeric values, and the learning rate if it changes.
     """
-    columns = dict.fromkeys(name.removeprefix("val_") for name in history.columns() if name not in _NOT_PLOTTED)
+    columns = [*history.columns(), *history.columns("evaluations")]
+    columns = dict.fromkeys(name.removeprefix("val_") for name in columns if name not in _NOT_PLOTTED)
     names = [name for name in columns if _is_numeric(history, name)]
     losses = [name for name in names if name == "loss" or name.endswith("_loss")]
     scores = [name for name in names if name not in losses and is_score(name)]
@@ -80,7 +87,8 @@ def _groups(history: Any) -> dict[str, list[str]]:
 
 
 def _is_numeric(history: Any, name: str) -> bool:
-    values = [row[key] for row in history.epochs for key in (name, f"val_{name}") if key in row]
+    rows = [*history.epochs, *history.evaluations]
+    values = [row[key] for row in rows for key in (name, f"val_{name}") if key in row]
     return any(isinstance(value, (int, float)) for value in values) and not any(isinstance(value, str) for value in values)
 
 

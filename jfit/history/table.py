@@ -1,4 +1,4 @@
-"""`History`: the losses and metrics of a run per epoch, log point and step, with CSV, JSON, text, pandas and plot output."""
+"""`History`: the losses and metrics of a run by epoch, evaluation, log point and step; CSV, JSON, text, pandas and plots."""
 
 import csv
 import io
@@ -24,16 +24,18 @@ Row = dict[str, Any]
 
 
 class History:
-    """Losses and metrics of a run in three tables: `epochs`, `points` (one row per log point) and `steps`.
+    """Losses and metrics of a run in four tables: `epochs`, `evaluations`, `points` (one row per log point) and `steps`.
 
     A row is a dict from column name to value.  Log points are times within an epoch, at most about two per second, at which the
-    running loss and metrics are read from the devices.  The table `steps` has the loss, learning rate and metrics of every k-th
-    batch, with `jfit.fit(..., log_every=k)`; otherwise it is empty.
+    running loss and metrics are read from the devices.  The table `evaluations` has the values of every evaluation, within
+    epochs and at their ends; the row of an epoch has those of the evaluation at its end too.  The table `steps` has the loss,
+    learning rate and metrics of every k-th batch, with `jfit.fit(..., log_every=k)`; otherwise it is empty.
 
     Args:
         epochs: initial rows of the epoch table.
         points: initial rows of the log-point table, each with the columns "epoch" and "batch" (batches done in the epoch).
         steps: initial rows of the step table, each with the columns "epoch", "batch" and "step".
+        evaluations: initial rows of the evaluation table, each with the columns "epoch" and "step".
 
     Example:
         >>> history = History()
@@ -42,8 +44,14 @@ class History:
         [0.5]
     """
 
-    def __init__(self, epochs: Iterable[Row] = (), points: Iterable[Row] = (), steps: Iterable[Row] = ()):
-        tables = {"epochs": epochs, "points": points, "steps": steps}
+    def __init__(
+        self,
+        epochs: Iterable[Row] = (),
+        points: Iterable[Row] = (),
+        steps: Iterable[Row] = (),
+        evaluations: Iterable[Row] = (),
+    ):
+        tables = {"epochs": epochs, "points": points, "steps": steps, "evaluations": evaluations}
         self._tables: dict[str, list[Row]] = {name: [dict(row) for row in rows] for name, rows in tables.items()}
 
     @property
@@ -60,6 +68,27 @@ class History:
     def steps(self) -> list[Row]:
         """Rows of the step table (one row per recorded step, see `log_every` of `fit`), oldest first, as a list of copies."""
         return [dict(row) for row in self._tables["steps"]]
+
+    @property
+    def evaluations(self) -> list[Row]:
+        """Rows of the evaluation table (one row per evaluation, with epoch and step), oldest first, as a list of copies."""
+        return [dict(row) for row in self._tables["evaluations"]]
+
+    def last_step(self, table: str) -> int | None:
+        """Return the step of the last row of a table; None without one.
+
+        Args:
+            table: "epochs", "evaluations", "points" or "steps".
+
+        Returns:
+            Number of updates that were done then.
+
+        Example:
+            >>> History([{"epoch": 0, "step": 10}]).last_step("epochs")
+            10
+        """
+        rows = self._rows(table)
+        return rows[-1].get("step") if rows else None
 
     def add_epoch(self, **values: Any) -> None:
         """Append a row to the epoch table.
@@ -104,6 +133,36 @@ class History:
         """
         self._tables["steps"].append({name: to_python(value) for name, value in values.items()})
 
+    def add_evaluation(self, **values: Any) -> None:
+        """Append a row to the evaluation table.
+
+        Args:
+            **values: column name -> number or array, including `epoch` and `step` (updates done).
+
+        Example:
+            >>> history = History()
+            >>> history.add_evaluation(epoch=0, step=500, val_loss=1.0)
+            >>> history.column("val_loss", "evaluations")
+            [1.0]
+        """
+        self._tables["evaluations"].append({name: to_python(value) for name, value in values.items()})
+
+    def drop_epoch(self, epoch: int) -> None:
+        """Remove the last row of the epoch table, if it is that of `epoch`: training goes on within this epoch.
+
+        Args:
+            epoch: number of the epoch.
+
+        Example:
+            >>> history = History([{"epoch": 0}])
+            >>> history.drop_epoch(0)
+            >>> len(history)
+            0
+        """
+        rows = self._tables["epochs"]
+        if rows and rows[-1].get("epoch") == epoch:
+            rows.pop()
+
     def __len__(self) -> int:
         return len(self._tables["epochs"])
 
@@ -116,7 +175,7 @@ class History:
         """Return the names of the columns that occur in a table.
 
         Args:
-            table: "epochs", "points" (one row per log point within an epoch) or "steps" (one row per recorded step).
+            table: "epochs", "evaluations", "points" (one row per log point within an epoch) or "steps" (one per recorded step).
 
         Returns:
             List of the names that occur, in this order: epoch, batch, step, time (seconds of training), compile_time (seconds
@@ -140,7 +199,7 @@ class History:
 
         Args:
             name: a name in `columns(table)`.
-            table: "epochs", "points" (one row per log point within an epoch) or "steps" (one row per recorded step).
+            table: "epochs", "evaluations", "points" (one row per log point within an epoch) or "steps" (one per recorded step).
 
         Returns:
             List with one value per row; None for rows without the column.
@@ -164,7 +223,7 @@ class History:
 
         Args:
             path: the file; an existing one is replaced atomically.
-            table: "epochs", "points" (one row per log point within an epoch) or "steps" (one row per recorded step).
+            table: "epochs", "evaluations", "points" (one row per log point within an epoch) or "steps" (one per recorded step).
 
         Returns:
             `path` as a pathlib.Path.
@@ -191,7 +250,7 @@ class History:
             >>> History.from_json(History([{"epoch": 0}]).to_json()).epochs
             [{'epoch': 0}]
         """
-        tables = {name: rows for name, rows in self._tables.items() if rows or name != "steps"}
+        tables = {name: rows for name, rows in self._tables.items() if rows or name in ("epochs", "points")}
         return json.dumps(to_json_value(tables), allow_nan=False)
 
     @staticmethod
@@ -199,7 +258,7 @@ class History:
         """Create a History from a result of `to_json`.
 
         Args:
-            text: JSON object with the lists "epochs" and "points", and "steps" if single steps were recorded.
+            text: JSON object with the lists "epochs" and "points", and "steps" and "evaluations" if they have rows.
 
         Returns:
             A `History` with these tables.
@@ -213,7 +272,7 @@ class History:
         """
         try:
             tables = json.loads(text)
-            names = ("epochs", "points", *(["steps"] if "steps" in tables else []))
+            names = ("epochs", "points", *(name for name in ("steps", "evaluations") if name in tables))
             rows = {name: [{k: from_json_value(v) for k, v in row.items()} for row in tables[name]] for name in names}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             problem = f"the text is not a history ({type(error).__name__}: {error})"
@@ -296,10 +355,10 @@ class History:
         """Return a table as a pandas DataFrame.
 
         Args:
-            table: "epochs", "points" (one row per log point within an epoch) or "steps" (one row per recorded step).
+            table: "epochs", "evaluations", "points" (one row per log point within an epoch) or "steps" (one per recorded step).
 
         Returns:
-            pandas.DataFrame with one row per epoch, log point or recorded step.
+            pandas.DataFrame with one row per epoch, evaluation, log point or recorded step.
 
         Raises:
             ImportError: pandas is not installed.
@@ -312,6 +371,8 @@ class History:
 
     def plot(self, path: str | Path | None = None, axes: Any = None) -> Any:
         """Plot the loss, the metrics and, if it changes, the learning rate over the epochs.
+
+        If there were evaluations within epochs, the axis is the number of steps.
 
         Training and validation values of a metric are in the same axes.  The losses of single outputs share the axes of loss.
         Metrics of which 1 is the best value, such as accuracy and f1, share their axes; each other metric has separate axes.

@@ -139,8 +139,10 @@ def steps_per_call(problem: Problem) -> int:
             maximum = int(np.clip(MAPPED_CALL_BYTES * data.num_rows // (data.nbytes * options.batch_size), 1, maximum))
     else:
         maximum = int(steps)
-    # A dispatch must not contain more steps than there are between two "step" events of a callback.
-    return min([maximum, *(c.every for c in options.callbacks if c.every and "step" in c.events)])
+    # A dispatch must not contain more steps than there are between two "step" events of a callback, or two evaluations.
+    evaluated = options.eval_every.steps if problem.evaluate is not None else None
+    every = [c.every for c in options.callbacks if c.every and "step" in c.events]
+    return min([maximum, *every, *([evaluated] if evaluated else [])])
 
 
 def one_step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Any]:
@@ -283,7 +285,8 @@ class ResidentDispatcher:
             epoch: number of the epoch, which determines the order of the rows.
             start: number of the first batch; above 0 when training resumes within an epoch.
             step: number of updates done before the first dispatch.
-            max_steps: `max_steps(step)` is the maximum number of steps before the next "step" event of a callback.
+            max_steps: `max_steps(step)` is the maximum number of steps before the next "step" event of a callback, the next
+                evaluation and the end of training.
             prepare: called with the programs that the epoch needs, as a list of (`Program`, arguments after the state).
         """
         epoch_data, layout = self.batches.epoch_data(self.data.order(epoch), first=step - start), self.batches.layout

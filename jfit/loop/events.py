@@ -35,7 +35,7 @@ class Events:
         self.has_steps = bool(self._every)
 
     def send(self, kind: str, logs: dict[str, Any] | None = None, **position: int) -> None:
-        """Call the callbacks that get the event `kind`, all with the same `logs`; `position` overrides that of the loop."""
+        """Call the callbacks that get the event `kind`, all with the same `logs`; `position` replaces fields of the event."""
         for i in range(len(self.callbacks)):
             self.send_to(i, kind, logs, **position)
 

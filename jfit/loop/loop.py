@@ -3,6 +3,7 @@
 A dispatch is one call of a compiled program; it does one or more steps (parameter updates).  A dispatcher divides the batches
 of an epoch into dispatches, `Loop` runs them, and calls after each what watches the training:
 
+    `Evaluations`   evaluations within epochs (before a dispatch)
     `Pace`          waits for an earlier dispatch at every 8th; log points (below)
     `Readings`      values of single steps, host metrics
     `Events`        callbacks
@@ -24,6 +25,7 @@ the last completed step.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import weakref
 from collections.abc import Callable, Generator
@@ -34,6 +36,7 @@ from jfit import activity, counters
 from jfit.checkpoints.agreement import equal_times
 from jfit.interrupts import StopFlag, Stopped, in_graceful_stop, stop_flag
 from jfit.loop.dispatch import Dispatch, reported_lr
+from jfit.loop.evaluations import Evaluations
 from jfit.loop.events import Events
 from jfit.loop.nonfinite import NanPolicy
 from jfit.loop.pace import Pace, copy_sums
@@ -50,11 +53,11 @@ from jfit.step.totals import cleared
 
 
 class Loop:
-    """Train a state for a number of epochs and call the callbacks.
+    """Train a state for a number of epochs or steps and call the callbacks.
 
     Order of the events of an epoch: "epoch_start"; after each dispatch "step_log" (for steps whose results have arrived),
-    "log" (at most one every `LOG_SECONDS`) and "step" (every `callback.every` steps); after the last dispatch the evaluation,
-    then "epoch_end".  "fit_start" and "fit_end" enclose the epochs.
+    "log" (at most one every `LOG_SECONDS`), "step" (every `callback.every` steps) and "evaluation" (if it is due within the
+    epoch); after the last dispatch "evaluation", then "epoch_end".  "fit_start" and "fit_end" enclose the epochs.
 
     Args:
         problem: what is trained, and how: metrics, callbacks, evaluation, and the options of `fit` about recorded steps,
@@ -69,7 +72,7 @@ class Loop:
         step: number of updates done since training began.
         stop_reason: why training stops; setting it ends training after the current dispatch.  None: train on.
         interrupted: True if Ctrl-C or SIGTERM ended training.
-        ended: True if training came to its end, by `num_epoch` or a callback that stopped it.
+        ended: True if training came to its end, by `num_epoch`, `num_steps` or a callback that stopped it.
         exit_code: 143 if SIGTERM ended training, with which the caller ends the process; else None.
         report: (loss, learning rate) of the last dispatch, array of shape (2,) on the devices, or None.
         events: `Events`, the callbacks and their states.
@@ -86,7 +89,8 @@ class Loop:
         self.readings = Readings(problem, dispatcher.spec)
         self.events = Events(options.callbacks, self)
         self.saves = any(callback.saves for callback in self.events.callbacks)
-        self.evaluate, self.eval_every, self._num_epoch = problem.evaluate, options.eval_every, 0
+        self.evaluations = None if problem.evaluate is None else Evaluations(problem.evaluate, options.eval_every)
+        self._end: tuple[float, float] = 0, 0  # (epochs, steps) at which training ends; inf for that which does not end it
         self.profiler = None if options.profile is None else StepProfiler(options.profile, options.directory)
         self.history = run.history
         # A weak reference: the run refers to this loop, and a cycle would keep the data on devices until garbage collection.
@@ -111,9 +115,9 @@ class Loop:
         return {"epoch": self.epoch, "batch": self.batch, "step": self.step}
 
     # -------------------------------------------------------------------------------- epochs
-    def train(self, num_epoch: int) -> None:
-        """Train epochs `self.epoch` to `num_epoch` - 1, beginning at batch `self.batch` of the first."""
-        self._num_epoch = num_epoch
+    def train(self, num_epoch: int | None, num_steps: int | None = None) -> None:
+        """Train from batch `self.batch` of epoch `self.epoch` up to a number of epochs or steps of the run; None: no limit."""
+        self._end = math.inf if num_epoch is None else num_epoch, math.inf if num_steps is None else num_steps
         self.nan = replace(self.nan, stopped=False, handled=0, rollbacks=0)
         copy_sums(self.state.metrics)  # compile it before training, so that no later epoch compiles
         first, flag = self.step, stop_flag()
@@ -122,12 +126,12 @@ class Loop:
             ending_saves(self) if self.saves else contextlib.nullcontext(),
             flag.watching(terminate=self.saves or in_graceful_stop()),
             counters.explained(),
-            compiling_ahead(self.evaluate) as self._compile_ahead,
+            compiling_ahead(self.evaluations and self.evaluations.evaluate) as self._compile_ahead,
         ):
             try:
                 self.events.send("fit_start")
                 with contextlib.suppress(Stopped):
-                    while not self._stopped(flag) and self.epoch < num_epoch:
+                    while not self._stopped(flag) and not self._is_over:
                         self._epoch(flag)
                 flag.critical = False
                 self._save_at_sigterm(flag, first)
@@ -144,6 +148,13 @@ class Loop:
             self.ended = not self.interrupted
             self.events.send("fit_end")
             self._save_at_sigterm(flag, first)  # a signal during "fit_end"
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether training has come to its end; if it ends within an epoch, when this epoch has its row in the history."""
+        epochs, steps = self._end
+        has_row = self.batch == 0 or self.history.last_step("epochs") == self.step
+        return self.epoch >= epochs or self.step > steps or (self.step == steps and has_row)
 
     def _stopped(self, flag: StopFlag) -> bool:
         self.stop_reason = flag.agree(self.stop_reason)
@@ -165,24 +176,24 @@ class Loop:
             self.events.send("epoch_start")
             return self._evaluate_epoch(flag, *self._trained[1:])
         self._begin_epoch()
-        pace, stopped, in_job = Pace(self), False, flag.in_job
+        pace, stopped = Pace(self), False
         before, after = self._watchers(pace)
         with contextlib.closing(self._dispatches()) as dispatches:
             for dispatch in dispatches:
-                if stopped := in_job and self._stopped(flag):  # in a job, a wait for a batch ends with a stopping point
-                    break
                 for watch in before:
                     watch(self)
+                if stopped := self._stopped(flag):  # after an evaluation; in a job, a wait for a batch ends so, too
+                    break
                 self._run_dispatch(dispatch, flag)
                 for watch in after:
                     watch(dispatch)
                 if stopped := self._stopped(flag):
                     break
-        if stopped or (in_job and self._stopped(flag)):
+        if stopped or (flag.in_job and self._stopped(flag)):
             return self.read_steps()  # sync: training has stopped
         logs = self._read_epoch(pace)
         if not self.nan.stopped:
-            self._trained = self.position, logs, pace.compiled
+            self._trained = (self.position, logs, pace.compiled) if self._ends_epoch else None
             self._evaluate_epoch(flag, logs, pace.compiled)
 
     def _begin_epoch(self) -> None:
@@ -192,22 +203,30 @@ class Loop:
                 self.state = self.state._replace(metrics=place(zeros, self.devices))
             if self.readings.host is not None:
                 self.readings.host.reset()
+        else:
+            self.history.drop_epoch(self.epoch)  # its row is that of an end of training within this epoch
         if self.nan.keeps:
             self.nan.keep(self.run.snapshot(), self.position)  # sync: once per epoch, for the policies that go back
         self.events.send("epoch_start")
 
     def _watchers(self, pace: Pace) -> tuple[list[Callable[[Loop], None]], list[Callable[[Dispatch], None]]]:
         """Return the functions to call before and after each dispatch; those that this run does not need are left out."""
-        before, after, profiler = [], [pace.after_dispatch], self.profiler
+        before, after, profiler, evaluations = [], [pace.after_dispatch], self.profiler, self.evaluations
+        if evaluations is not None and evaluations.are_within:
+            before = [lambda loop: evaluations.before(loop, pace)]
         if profiler is not None:
-            before, after = [profiler.before], [lambda _: profiler.after(self), *after]
+            before, after = [*before, profiler.before], [lambda _: profiler.after(self), *after]
         return before, after + ([self.events.after_dispatch] if self.events.has_steps else [])
 
     def _dispatches(self) -> Generator[Dispatch]:
-        events, profiler = self.events, self.profiler
-        gap = events.gap if profiler is None else lambda step: min(events.gap(step), profiler.gap(step))
+        """Yield the dispatches of the rest of the epoch, or of training if it ends before."""
+        gaps = [watch.gap for watch in (self.events, self.evaluations, self.profiler) if watch is not None]
+        most = lambda step: min(self._end[1] - step, *(gap(step) for gap in gaps))  # noqa: E731
         prepare = lambda programs: self._compile_ahead(self.state, programs)  # noqa: E731
-        return self.dispatcher.dispatches(self.epoch, self.batch, self.step, gap, prepare)
+        dispatches = self.dispatcher.dispatches(self.epoch, self.batch, self.step, most, prepare)
+        with contextlib.closing(dispatches):
+            while self.step < self._end[1] and (dispatch := next(dispatches, None)) is not None:
+                yield dispatch
 
     def _run_dispatch(self, dispatch: Dispatch, flag: StopFlag) -> None:
         flag.critical = True  # a second Ctrl-C must not come between the dispatch and the assignment of its result
@@ -236,21 +255,31 @@ class Loop:
 
     def _evaluate_epoch(self, flag: StopFlag, logs: dict[str, Any], compiled: float) -> None:
         """Evaluate, add the epoch to the history, and send "epoch_end"; `logs` and `compiled` as in `_trained`."""
-        logs = dict(logs)
-        if self.evaluate is not None and ((self.epoch + 1) % self.eval_every == 0 or self.epoch + 1 == self._num_epoch):
-            logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
+        epochs, values = self.epoch + self._ends_epoch, {}
+        if self.evaluations is not None:
+            values = self.evaluations.at_end(self, epochs, epochs >= self._end[0] or self.step >= self._end[1])
+        logs = logs | values
         if counters.compile_seconds() > compiled:
             logs["compile_time"] = counters.compile_seconds() - compiled
         if flag.in_job:
             logs = equal_times(logs)
         end, flag.critical = self.position, True
+        if values:
+            self.history.add_evaluation(epoch=self.epoch, step=self.step, **values)
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
         # The position is set before the callbacks, so that a run resumed from their checkpoint begins the next epoch.
-        self.epoch, self.batch = self.epoch + 1, 0
+        self.epoch, self.batch = epochs, 0 if epochs > self.epoch else self.batch
         flag.critical = False
         if flag.urgent:
             raise KeyboardInterrupt
+        if values:
+            self.events.send("evaluation", values, ends_epoch=True, **end)
         self.events.send("epoch_end", logs, **end)
+
+    @property
+    def _ends_epoch(self) -> bool:
+        """Whether the epoch is complete after its last dispatch, and not ended by the end of training."""
+        return self.step < self._end[1] or self.batch == self.dispatcher.num_batches
 
     def read(self, value: Any, *, behind: int = WAIT_EVERY) -> Any:
         """Copy arrays to the host, and record queued values of batches, as `Readings.read` does."""

@@ -126,6 +126,8 @@ def _explained(loop: Any, kept: Start | None, step: int) -> str:
     for name, x in replayer.batch(loop.epoch, number, parts=1).batch.inputs.items():
         if not is_finite(np.asarray(x)):
             axis = spec.model.batch_axes.get(name, 0)
+            if axis is None:
+                return f": input {name!r} of batch {number} is not"
             rows = np.isfinite(np.moveaxis(np.asarray(x), axis, 0)).reshape(x.shape[axis], -1).all(axis=1)
             return f": input {name!r} of batch {number} is not, in row {int(np.argmin(rows))} of the batch"
     if kept is None:

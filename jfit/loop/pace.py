@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -46,6 +48,13 @@ class Pace:
         seconds = max(time.perf_counter() - self._started - compiling, 1e-9)
         return {"samples_per_second": self._rows / seconds, "time": seconds}
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Return a context manager whose time is not part of that of the epoch: an evaluation within it."""
+        started, compiled = time.perf_counter(), counters.compile_seconds()
+        yield
+        self._started += time.perf_counter() - started - (counters.compile_seconds() - compiled)
+
     def after_dispatch(self, dispatch: Dispatch) -> None:
         """Count the rows of a dispatch; if it is the 8th since the last wait, wait for an earlier one, or send a log point."""
         self._rows += dispatch.rows
@@ -78,16 +87,26 @@ class Pace:
             loop.read(fence)  # sync: the host waits for the dispatch 8 before this one
             return
         # sync: hardly waits, since the copy to the host began 8 dispatches ago
-        (totals, last_report, fault), _ = loop.read((previous.copied, fence))
-        if checks is not None:
-            checks.check(fault, loop.position)
-        logs = previous.logs | loop.readings.values(totals, previous.snapshot) | reported_lr(last_report)
+        self._send(previous, loop.read((previous.copied, fence))[0])
+
+    def flush(self) -> None:
+        """Send the "log" event of the last log point, before an event of a later step."""
+        point, self._pending = self._pending, None
+        if point is not None:
+            self._send(point, self._loop.read(point.copied))  # sync: an evaluation follows
+
+    def _send(self, point: LogPoint, values: Any) -> None:
+        """Record a log point and send its "log" event; `values` are those of `copied`, on the host."""
+        loop, (totals, last_report, fault) = self._loop, values
+        if loop.dispatcher.checks is not None:
+            loop.dispatcher.checks.check(fault, loop.position)
+        logs = point.logs | loop.readings.values(totals, point.snapshot) | reported_lr(last_report)
         # In a job, log points come at other steps in each process.  A policy that goes back, or looks for the cause with
         # programs that need all processes, reacts at the end of the epoch.
         if totals.first_bad_step >= 0 and (num_processes() == 1 or loop.nan.name == "warn"):
             loop.nan.report(loop, int(totals.first_bad_step))
-        loop.history.add_point(**previous.position, **logs)
-        loop.events.send("log", logs, **previous.position)
+        loop.history.add_point(**point.position, **logs)
+        loop.events.send("log", logs, **point.position)
 
 
 copy_sums = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # the next step donates the original

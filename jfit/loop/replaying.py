@@ -158,7 +158,7 @@ class Replayer:
             after: state after the step, on the host; None: that before it, the update is not looked at.
         """
         watch, program = self._watching
-        small = TrainState(before.step, before.params, before.aux, (), (), None, before.key)
+        small = TrainState(before.step, before.params, before.aux, (), (), None, before.key, None, before.loss_scale)
         watched = counters.read(program(place(small, self._devices), batch.batch))  # sync: of a replay
         total = max(float(watched.total), 1e-30)
         nodes = [_node(p, s, total, batch.rows) for p, s in zip(watch.points, watched.nodes, strict=True)]
@@ -203,11 +203,13 @@ def replay_step(loop: Any, step: int, may_start_now: bool, unread: bool = False)
     last, per_epoch = max(loop.step, loop.nan.reached), loop.dispatcher.num_batches
     if not unread and step > last:
         raise ValueError(f"replay: step is {step}, but the run has done {last}; pass a number from 0 to {last}, or train on")
-    if unread and per_epoch is not None:
-        epochs = max(loop.run.settings.num_epoch - loop.epoch, 1)  # a run may have been continued beyond its `num_epoch`
-        end = loop.step - loop.batch + epochs * per_epoch
+    num_steps, num_epoch = loop.run.num_steps, loop.run.num_epoch
+    if unread and (num_steps or per_epoch is not None):
+        # a run may have been continued beyond its `num_epoch`
+        end = num_steps or loop.step - loop.batch + max(num_epoch - loop.epoch, 1) * per_epoch
         if step >= end:
-            raise ValueError(f"replay: step is {step}, but training ends after {end} steps ({per_epoch} per epoch)")
+            per = "" if num_steps else f" ({per_epoch} per epoch)"
+            raise ValueError(f"replay: step is {step}, but training ends after {end} steps{per}")
     start = Start(loop.run.snapshot(), loop.position) if unread and step >= loop.step else _start(loop, step, may_start_now)
     return Replayer(loop).replay(start, int(step))
 

@@ -146,7 +146,7 @@ def as_model(
     """
     if isinstance(model, Model | Trained | Symbol):
         for name, value in {"loss": loss, **options}.items():
-            if value is not None and value is not False:
+            if value not in (None, False):  # 0 is the default of row_axes
                 raise ValueError(_unused_loss(model, name))
     if isinstance(model, Model):
         return model

@@ -16,6 +16,7 @@ import numpy as np
 from jfit import counters
 from jfit.lowering.dependence import Layout, Mixed
 from jfit.lowering.model import Inputs, Plan
+from jfit.lowering.row_axes import NO_ROWS
 from jfit.ops.rows import RowLayout
 
 TESTED_ROWS = 4  # rows that are replaced, one after the other, to see whether others change
@@ -173,13 +174,13 @@ def warn_per_device(plan: Plan, devices: int, stacklevel: int = 3, synced: bool 
     """
     in_loss, cause = (True, plan.of_loss) if synced or plan.in_loss else (False, plan.coupled)
     if slices is not None:
-        if slices > 1 and cause:
+        if slices > 1 and cause and NO_ROWS not in cause:
             remedy = "the default reduce= with gather_outputs=True" if in_loss else "one device and the default reduce="
             what = (
                 f"with reduce='ordered' this is computed for each of the {slices} slices of a batch, on any number of devices"
             )
             warnings.warn(f"{cause}; {what}; for the results of whole batches, pass {remedy}", stacklevel=stacklevel + 1)
-    elif devices > 1 and cause and not (in_loss and plan.gathered):
+    elif devices > 1 and cause and NO_ROWS not in cause and not (in_loss and plan.gathered):
         remedy = "; pass gather_outputs=True to compute the loss of the whole batch" if in_loss else ""
         what = f"on {devices} devices this is computed per device, from its slice of each batch"
         warnings.warn(f"{cause}; {what}, so the results differ from those of one device{remedy}", stacklevel=stacklevel + 1)

@@ -10,13 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from jfit.lowering.arguments import Arguments, arguments_of_function
 from jfit.lowering.function_rows import FunctionRows
 from jfit.lowering.joint import LossInputs, LossTerms, Term, row_weight_arguments, weight_keywords
 from jfit.lowering.loss_kinds import known_kind
 from jfit.lowering.losses import facts
-from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Policy, RowLosses, Specs, flatten_names, weighted
+from jfit.lowering.model import STEP, Aux, Inputs, Model, Output, Params, Policy, RowLosses, Specs, flatten_names, weighted
+from jfit.lowering.row_axes import RowAxes
 from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree
 from jfit.ops.axis import Axis, axis_index, device_axis
 
@@ -33,6 +35,7 @@ def from_function(
     loss_weights: Any = None,
     loss_per_batch: bool = False,
     gather_outputs: bool = False,
+    row_axes: Any = 0,
 ) -> Model:
     """Make a `Model` of a pure JAX function and its loss.
 
@@ -60,11 +63,13 @@ def from_function(
               minimized, and each is logged as "a_loss", "b_loss".  If one of them has an `ignore_index`, each is the mean
               over the labels of the batch that it does not ignore.
             - `loss(output, batch)`: a second parameter named `batch` or `inputs` gets a dict of the inputs by argument name,
-              and the label if there is one.  Labels are then not required.
+              the label if there is one, and of data that is a dict by name all other arrays that the loss reads.  Labels are
+              then not required.
 
             Parameters `params` and `aux` after the second get the pytrees of the parameters and of the auxiliary states that
-            `apply` returned.  A loss may return (losses, dict of values by name): the weighted means over the rows of values
-            of shape (batch, ...) or () are logged.  The keywords `weight` and `mask` are passed as to `apply`.
+            `apply` returned; `step` gets the number of updates before this one, an int32 scalar.  A loss may return (losses,
+            dict of values by name): the weighted means over the rows of values of shape (batch, ...) or () are logged.  The
+            keywords `weight` and `mask` are passed as to `apply`.
         params: parameters, any pytree of arrays (dicts, lists, NamedTuples, registered dataclasses, a Flax nnx.State, the
             arrays of an Equinox module); leaves are named by their path 'a/b/c'.  Leaves that are not floating-point, such as
             typed PRNG keys, are not trained.
@@ -77,11 +82,14 @@ def from_function(
         loss_weights: factor of each loss of a dict of losses, a dict by output name; default: 1.
         loss_per_batch: whether the loss returns one scalar for the batch, whose gradient is the gradient of the step.  Batches
             are never padded, and the mean loss of an epoch weights batches by their numbers of rows.  On several devices the
-            scalar is computed per device, and the mean over devices is minimized.
+            scalar is computed per device, and the mean over devices is minimized.  If the arrays of the first batch have
+            different numbers of rows, as those of a graph do, a batch is one unit: it is not split over devices, and every
+            batch has the same weight in the mean of an epoch.
         gather_outputs: on several devices, compute the loss from the outputs, labels and inputs of all devices (gathered by
             `lax.all_gather` along axis 0), so that a loss that combines rows, such as a contrastive loss, is the same as on one
             device.  Default: each device computes it from its own rows, with a warning.  With micro-batches, the loss combines
             the rows of one micro-batch of all devices.
+        row_axes: which arrays of a batch have rows, as for `jfit.fit`.
 
     Returns:
         The `Model`.  Its outputs, if the loss is not one function of one output and its label, are known by name when the first
@@ -103,6 +111,7 @@ def from_function(
         raise ValueError("a model from a function needs its parameters: pass either params= (a pytree) or init= (key, *specs)")
     call = arguments_of_function(apply, weight_keywords(apply), tuple(inputs) if inputs else None)
     losses = {"loss": loss, "loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
+    losses |= {"row_axes": row_axes}
     adapter = _Adapter(apply, call, params=params, aux=aux, init=init, label=label, **losses)
     if jax.tree.leaves(aux) and "aux" not in adapter.keywords and not any("aux" in t.form.extras for t in adapter.terms.terms):
         raise ValueError("aux= is passed, but the function has no parameter aux; add it, or leave out aux=")
@@ -129,7 +138,7 @@ def from_adapted(apply: Callable[..., Any], call: Arguments, **options: Any) -> 
 def _model_of(adapter: _Adapter) -> Model:
     names, rows = adapter.names, FunctionRows(adapter)
     traits = {"loss_per_batch": adapter.terms.per_batch, "batch_means": adapter.terms.batch_means}
-    traits["row_keys"] = "row_ids" in adapter.keywords
+    traits |= {"row_keys": "row_ids" in adapter.keywords, "takes_step": "step" in adapter.terms.extras}
     return Model(
         adapter.init,
         adapter.apply,
@@ -137,6 +146,7 @@ def _model_of(adapter: _Adapter) -> Model:
         names,
         adapter.terms.labels(),
         rows.plan,
+        batch_axes=adapter.structure.row_axes,
         traits=frozenset(name for name, present in traits.items() if present),
         structure=adapter.structure,
         verify=rows.verify,
@@ -159,6 +169,7 @@ class _Adapter:
         label: str = "label",
         loss_weights: Any = None,
         loss_per_batch: bool = False,
+        row_axes: Any = 0,
         gather_outputs: bool = False,  # whether losses are computed from the rows of all devices
         of_module: bool = False,  # whether `fn` takes None for optional inputs that a batch does not have
     ) -> None:
@@ -169,6 +180,8 @@ class _Adapter:
         self.keywords = frozenset(inspect.signature(fn).parameters) - set(self.names)
         self.weights = weight_keywords(fn) & self.keywords
         self.structure = Structure(self.names, label, call.optional, call.by_position, call.reserved)
+        self.structure.row_axes = RowAxes(row_axes, self.names, loss_per_batch)
+        self.structure.only_loss = None if any(t.form.second == "batch" for t in self.terms.terms) else ()
         # Names and shapes of the rows of a batch -> whether its loss is joint, names of the logged values.  Not the model: it
         # refers to this object, and a cycle would keep the parameters in memory until garbage collection.
         self._traced: dict[Any, tuple[bool, tuple[str, ...]]] = {}
@@ -179,7 +192,8 @@ class _Adapter:
         """Return (params, aux) as flat dicts of copies: training donates their buffers, and the caller's arrays stay valid."""
         params, aux = self.initial
         if self.init_fn is not None:
-            params = self.init_fn(key, *self._arguments(specs)[: None if self.of_module else len(self.names)])
+            whole = {n: jnp.zeros(s.shape, s.dtype) for n, s in specs.items() if self.of_module and not self.has_rows(n)}
+            params = self.init_fn(key, *self._arguments({**specs, **whole})[: None if self.of_module else len(self.names)])
             if "aux" in self.keywords and type(params) is tuple:  # not a NamedTuple of parameters
                 params, aux = params
         self.structure.params, self.structure.aux = Tree(params), Tree(aux)
@@ -252,8 +266,12 @@ class _Adapter:
         return [n for argument in (*self.names, *self.call.optional) for n in _leaves_of(argument, inputs)]
 
     def label_names(self, inputs: Mapping[str, Any]) -> list[str]:
-        """Names of the labels of a batch: the label, or the leaves of its pytree."""
-        return _leaves_of(self.label, inputs)
+        """Names of the labels of a batch: the label, or the leaves of its pytree, and the arrays that only the loss takes."""
+        return [*_leaves_of(self.label, inputs), *self._only_loss(inputs)]
+
+    def _only_loss(self, inputs: Mapping[str, Any]) -> list[str]:
+        known, names = self.structure.only_loss, (*self.names, *self.call.optional, self.label, LABEL_WEIGHT)
+        return [n for n in inputs if n.split("/")[0] not in names and (known is None or n in known)]
 
     def output_names(self, count: int) -> list[str]:
         """Names of the outputs, for messages."""
@@ -273,7 +291,12 @@ class _Adapter:
     def rows(self, inputs: Mapping[str, Any]) -> int:
         """Number of rows of a batch."""
         self._check_inputs(inputs)
-        return inputs[_leaves_of(self.names[0], inputs)[0]].shape[0]
+        names, has_rows = [*self.data_names(inputs), *self.label_names(inputs)], self.has_rows
+        return next((inputs[n].shape[0] for n in names if has_rows(n)), 1)
+
+    def has_rows(self, name: str) -> bool:
+        """Whether an array of a batch has rows."""
+        return self.structure.row_axes.get(name) is not None
 
     def _check_inputs(self, inputs: Mapping[str, Any]) -> None:
         for name in self.names:
@@ -287,8 +310,8 @@ class _Adapter:
 
     def _batch(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs and the label as the user's pytrees."""
-        names = (*self.names, *self.call.optional, self.label)
-        return {n: self._argument(n, inputs) for n in names if _leaves_of(n, inputs)}
+        names = [*self.names, *self.call.optional, self.label, *(n.split("/")[0] for n in self._only_loss(inputs))]
+        return {n: self._argument(n, inputs) for n in dict.fromkeys(names) if _leaves_of(n, inputs)}
 
     def _arguments(self, inputs: Mapping[str, Any]) -> list[Any]:
         """Return the required arguments, then the optional ones; an optional one that the batch does not have is None."""
@@ -327,13 +350,14 @@ class _Adapter:
             # of all devices, so that a row gets the gradient of the losses of all rows.
             devices = device_axis(axis_name, "gather_outputs=True")
             gather = lambda x: jax.lax.all_gather(x, devices, tiled=True) if x.shape[:1] == (rows,) else x  # noqa: E731
-            outputs, inputs, weight = jax.tree.map(gather, (tuple(outputs), inputs, weight))
+            outputs, weight = jax.tree.map(gather, (tuple(outputs), weight))
+            inputs = {n: gather(x) if self.has_rows(n) else x for n, x in inputs.items()}
 
         def total(values: Array) -> Array:
             summed = jnp.sum(weighted(values, weight))
             return summed if axis_name is None or self.gather else jax.lax.psum(summed, device_axis(axis_name, "this loss"))
 
-        extras = frozenset[str]().union(*(t.form.extras for t in self.terms.terms))
+        extras = self.terms.extras
         structure, tree = self.structure, self.structure.outputs
         assert tree is not None
         values = LossInputs(
@@ -341,6 +365,7 @@ class _Adapter:
             self._batch(inputs),
             structure.known("params").unflatten(params) if "params" in extras else None,
             structure.known("aux").unflatten(aux) if "aux" in extras else None,
+            aux.get(STEP, jnp.zeros((), jnp.int32)),
         )
         of_positions, totals = inputs.get(LABEL_WEIGHT), None if separate else total
         losses = self.terms.row_losses(values, weight, self.rows(inputs), of_positions, totals)
@@ -377,11 +402,17 @@ class _Adapter:
 
     def _trace(self, specs: Specs) -> tuple[bool, tuple[str, ...]]:
         """Find the outputs; return whether the loss is a joint one, and the names of the values that it logs."""
+        self.structure.row_axes.decide({n: s.shape for n, s in specs.items()})
         params, aux = self.specs(specs)
         data = {n: specs[n] for n in self.data_names(specs)}
         tree, _ = jax.eval_shape(functools.partial(self._call, key=jax.random.key(0)), params, aux, data)
         self.structure.outputs, labels = _output_tree(tree), self.label_names(specs)
         self.terms.check_outputs(tree)
+        if self.terms.has_labels(self._batch(specs)):
+            self.structure.row_axes.check([*data, *labels])
+            if self.structure.only_loss is None:
+                self.structure.only_loss = self._read_by_loss(tree, specs, (params, aux))
+                labels = self.label_names(specs)
         if not self.structure.labels and self.terms.has_labels(self._batch(specs)):
             self.structure.labels = self.terms.needed(labels)
         single = self.terms.plain and len(self.structure.outputs.names) == 1 and labels in ([], [self.label])
@@ -394,6 +425,14 @@ class _Adapter:
             lambda o, d, p, a: losses(o, d, params=p, aux=a), jax.tree.leaves(tree), dict(specs), params, aux
         )
         return joint or bool(result.logged), tuple(result.logged)
+
+    def _read_by_loss(self, outputs: Any, specs: Specs, values: tuple[Any, Any]) -> tuple[str, ...]:
+        """Names of the arrays that only the loss takes and that its value depends on."""
+        losses = lambda o, d, p, a: self.joint_loss(o, d, None, p, a)  # noqa: E731
+        closed = jax.make_jaxpr(losses)(jax.tree.leaves(outputs), dict(specs), *values)
+        used = dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals))[1][len(jax.tree.leaves(outputs)) :]
+        is_read = dict(zip(sorted(specs), used, strict=False))  # the order of the leaves of a dict
+        return tuple(n for n in self._only_loss(specs) if is_read[n])
 
     def _outputs(self, labels: Sequence[str]) -> tuple[Output, ...]:
         """Return an `Output` for each output of the model, for batches that have the labels of these names."""

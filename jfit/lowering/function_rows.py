@@ -15,6 +15,7 @@ from jfit.lowering.coupling import Coupling, coupling_of, rows_are_independent
 from jfit.lowering.dependence import Layout, batch_rows, row_layouts
 from jfit.lowering.lookups import Lookup, lookups_of_function
 from jfit.lowering.model import Aux, Inputs, Params, Plan, Specs, specs_of
+from jfit.lowering.row_axes import NO_ROWS
 from jfit.lowering.row_count import uses_row_count
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
@@ -54,7 +55,9 @@ class FunctionRows:
             if key not in self._tested and self._trace(specs, train)[0].kind == "unknown":
                 constants = counters.read((params, aux))  # sync: once, before the first step
                 arrays = {n: inputs[n] for n in self._names(specs)}
-                self._tested[key] = rows_are_independent(self._experiment(constants, train), arrays)
+                fixed = {n: x for n, x in arrays.items() if not self.adapter.has_rows(n)}
+                run, arrays = self._experiment(constants, train), {n: x for n, x in arrays.items() if n not in fixed}
+                self._tested[key] = rows_are_independent(lambda rows, run=run, fixed=fixed: run({**fixed, **rows}), arrays)
 
     def _experiment(self, constants: tuple[Params, Aux], train: bool) -> Callable[[Inputs], tuple[Any, Any]]:
         def run(inputs: Inputs) -> tuple[Any, Any]:
@@ -85,10 +88,12 @@ class FunctionRows:
         if key not in self._traced:
             coupling, layouts = self._apply_coupling(specs, train)
             if coupling.kind and self.adapter.rows(specs) == 1:  # jax leaves out operations along axes of size 1
-                two = {n: jax.ShapeDtypeStruct((2, *specs[n].shape[1:]), specs[n].dtype) for n in self._names(specs)}
+                two = self._resized(specs, 2)
                 with contextlib.suppress(Exception):  # the function is written for one row
                     coupling = self._apply_coupling(two, train)[0]
-            if not coupling.kind and self._counts_rows(specs, train):
+            if not any(map(self.adapter.has_rows, self._names(specs))):
+                coupling = Coupling("dependent", NO_ROWS)
+            elif not coupling.kind and self._counts_rows(specs, train):
                 coupling = Coupling("unknown", "a constant in the function or its loss depends on the number of rows")
             self._traced[key] = coupling, layouts
         return self._traced[key]
@@ -104,7 +109,7 @@ class FunctionRows:
 
         arguments = (*adapter.specs(specs), self._data(specs), weight)
         closed, (outputs, new_aux) = jax.make_jaxpr(apply, return_shape=True)(*arguments)
-        layouts = row_layouts(closed, _layouts(arguments, size))
+        layouts = row_layouts(closed, self._layouts(arguments, size))
         names: list[str | None] = [None] * len(jax.tree.leaves(arguments[:2]))
         names += sorted(self._data(specs))  # the order of the leaves of a dict
         self._lookups[self._shapes(specs, train)] = lookups_of_function(closed, [*names, None])
@@ -140,7 +145,8 @@ class FunctionRows:
         arguments = (outputs, batch, jax.ShapeDtypeStruct((size,), jnp.float32), *values)
         joint_loss = functools.partial(adapter.joint_loss, separate=True)
         closed, losses = jax.make_jaxpr(joint_loss, return_shape=True)(*arguments)
-        known: list[Layout] = [batch_rows(size)] * (len(batch) + 1)
+        known: list[Layout] = [batch_rows(size) if adapter.has_rows(n) else None for n in sorted(batch)]
+        known.append(batch_rows(size))
         results = row_layouts(closed, [*layouts, *known, *[None] * len(jax.tree.leaves(values))])
         pair = ["the loss", "the weight in the loss"]
         names = [*pair, *(f"the value {n!r}" for n in sorted(losses.logged) for _ in (0, 1)), *pair * len(losses.terms)]
@@ -157,7 +163,7 @@ class FunctionRows:
         size = self.adapter.rows(specs)
         traced = []
         for count in (size, size + 1):
-            inputs = {n: jax.ShapeDtypeStruct((count, *specs[n].shape[1:]), specs[n].dtype) for n in self._names(specs)}
+            inputs = self._resized(specs, count)
             try:
                 traced.append(
                     jax.make_jaxpr(lambda p, a, d: self._experiment((p, a), train)(d))(*self.adapter.specs(specs), inputs)
@@ -166,7 +172,19 @@ class FunctionRows:
                 return True  # the function is written for one number of rows
         return any(uses_row_count(*traced))
 
+    def _layouts(self, arguments: tuple[Any, ...], size: int) -> list[Layout]:
+        """Abstract values of the leaves of (params, aux, data, weight): rows on axis 0 of data and weight."""
+        params, aux, data, _ = arguments
+        by_row = [self.adapter.has_rows(n) and data[n].shape[:1] == (size,) for n in sorted(data)]
+        rows: list[Layout] = [batch_rows(size) if has_rows else None for has_rows in (*by_row, True)]
+        return [*[None] * len(jax.tree.leaves((params, aux))), *rows]
+
     # -------------------------------------------------------------------------------- shapes
+    def _resized(self, specs: Specs, count: int) -> dict[str, Any]:
+        """The specs of a batch of `count` rows."""
+        resize = lambda s: jax.ShapeDtypeStruct((count, *s.shape[1:]), s.dtype)  # noqa: E731
+        return {n: resize(specs[n]) if self.adapter.has_rows(n) else specs[n] for n in self._names(specs)}
+
     def _data(self, specs: Specs) -> dict[str, Any]:
         return {n: specs[n] for n in self.adapter.data_names(specs)}
 
@@ -178,7 +196,8 @@ class FunctionRows:
         return tuple((n, specs[n].shape, str(specs[n].dtype)) for n in self._names(specs)), train
 
     def _row_shapes(self, specs: Specs, train: bool) -> Any:
-        return tuple((name, shape[1:], dtype) for name, shape, dtype in self._shapes(specs, train)[0]), train
+        of_row = lambda name, shape: shape[1:] if self.adapter.has_rows(name) else shape  # noqa: E731
+        return tuple((name, of_row(name, shape), dtype) for name, shape, dtype in self._shapes(specs, train)[0]), train
 
 
 def _rows(layout: Layout, shape: tuple[int, ...], size: int) -> MaybeLayout:
@@ -193,10 +212,3 @@ def _rows(layout: Layout, shape: tuple[int, ...], size: int) -> MaybeLayout:
 def _plain(x: jax.Array) -> jax.Array:
     """Key data of typed PRNG keys, other arrays unchanged."""
     return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-
-
-def _layouts(arguments: tuple[Any, ...], size: int) -> list[Layout]:
-    """Abstract values of the leaves of (params, aux, data, weight): rows on axis 0 of data and weight."""
-    params, aux, data, weight = (jax.tree.leaves(x) for x in arguments)
-    rows: list[Layout] = [batch_rows(size) if x.shape[:1] == (size,) else None for x in (*data, *weight)]
-    return [*[None] * (len(params) + len(aux)), *rows]

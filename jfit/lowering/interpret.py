@@ -96,8 +96,10 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         roll: whether repeated blocks, such as the time steps of an unrolled recurrent network, run as one `lax.scan`.
 
     Returns:
-        `apply`, with two arguments more than `ApplyFn`.  `table_rows` is a dict of parameter name -> sorted row indices: the
-        array in `params` has only these rows of the embedding table (see `Model.tables`).  `how` is an `Interpretation`.
+        `apply`, with three arguments more than `ApplyFn`.  `table_rows` is a dict of parameter name -> sorted row indices: the
+        array in `params` has only these rows of the embedding table (see `Model.tables`).  `loss_scale` is the factor of all
+        gradients: heads ignore the incoming gradient, so that a factor of the objective has no effect.  `how` is an
+        `Interpretation`.
     """
     operators = [n for n in order if n.op is not None]
     variables = [n for n in order if n.op is None]
@@ -125,6 +127,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         sync_batch_stats: bool = False,
         micro_batch: Any = None,
         table_rows: Mapping[str, Array] | None = None,
+        loss_scale: Array | None = None,
         how: Interpretation = Interpretation(),
     ) -> tuple[tuple[Any, ...], Aux]:
         stage, tap = how.stage, how.tap
@@ -149,7 +152,19 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         shapes = _shapes(variables, uncast)
         attributes = attributes_with_shapes(open_shapes, graph, shapes, size) if stage is None else stage.attributes
         new_aux = dict(aux)
-        base = Ctx(train, None, weight, (), row_ids, axis_name, "", False, sync_batch_stats, micro_batch=micro_batch)
+        base = Ctx(
+            train,
+            None,
+            weight,
+            (),
+            row_ids,
+            axis_name,
+            "",
+            False,
+            sync_batch_stats,
+            micro_batch=micro_batch,
+            loss_scale=loss_scale,
+        )
 
         def run(node: Node, ins: Sequence[Value | None], name_hash: Any = None) -> list[Value | None]:
             if isinstance(name_hash, jax.Array) and node.op.needs_rng and not _draws_alike(key):  # type: ignore[union-attr]
@@ -352,7 +367,7 @@ def _run(
     last = _runs_channels_last(op, node, ins)
     # weights of convolutions stay as they are
     ins = _in_layout(ins, [last and (i == 0 or op.layout == "any") for i in range(len(ins))])
-    arrays = _promoted(op, [None if v is None else v.array for v in ins], policy)
+    arrays = _promoted(op, [None if v is None else v.array for v in ins], policy, base.loss_scale)
     name_hash = zlib.crc32(node.name.encode()) if name_hash is None else name_hash
     ctx = dataclasses.replace(
         base,
@@ -420,10 +435,22 @@ def _in_layout(values: Sequence[Any], channels_last: Iterable[bool]) -> list[Any
     return [v.transposed() if v and v.channels_last != last else v for v, last in zip(values, channels_last, strict=False)]
 
 
-def _promoted(op: Op, arrays: list[Any], policy: Policy | None) -> list[Any]:
+@jax.custom_vjp
+def _with_scaled_gradient(x: Array, scale: Array) -> Array:
+    """Return x; its gradient is multiplied by the scale."""
+    return x
+
+
+_with_scaled_gradient.defvjp(lambda x, scale: (x, scale), lambda scale, g: (g * scale.astype(g.dtype), jnp.zeros_like(scale)))
+
+
+def _promoted(op: Op, arrays: list[Any], policy: Policy | None, scale: Array | None) -> list[Any]:
     """Cast the data of output heads and losses to float32, and integers to the dtype of the floats if all must be equal."""
     if policy and op.kind != "plain" and arrays[0] is not None and jnp.issubdtype(arrays[0].dtype, jnp.floating):
         arrays[0] = arrays[0].astype(jnp.float32)
+    if scale is not None and op.kind != "plain":
+        is_float = [a is not None and jnp.issubdtype(a.dtype, jnp.floating) for a in arrays]
+        arrays = [_with_scaled_gradient(a, scale) if f else a for a, f in zip(arrays, is_float, strict=True)]
     floats = [a.dtype for a in arrays if a is not None and jnp.issubdtype(a.dtype, jnp.floating)]
     if floats and (op.types is None or op.family == "norm"):
         arrays = [a if a is None or jnp.issubdtype(a.dtype, jnp.floating) else a.astype(floats[0]) for a in arrays]

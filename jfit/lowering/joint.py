@@ -6,6 +6,7 @@ arguments of each term follow from its signature (`Form`).  `LossTerms.row_losse
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import math
@@ -23,7 +24,7 @@ from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.ops.registry import nearest
 
 BATCH = ("batch", "inputs")  # names of the second parameter of a loss that takes the batch instead of a label
-EXTRAS = ("params", "aux")
+EXTRAS = ("params", "aux", "step")
 COLUMNS = ("epoch", "batch", "step", "time", "compile_time", "samples_per_second", "lr", "loss")  # of the history
 LABEL_FIRST = ("y_true", "y_pred")  # names of the first two parameters of a loss that takes the label first
 
@@ -33,7 +34,7 @@ class Form(NamedTuple):
 
     Attributes:
         second: what its second parameter is: "label", "batch", or "" if there is none.
-        extras: those of "params" and "aux" that it takes, by keyword.
+        extras: those of "params", "aux" and "step" that it takes, by keyword.
         weights: those of "weight" and "mask" that it takes, see `weight_keywords`.
         label_first: whether it is called as `loss(label, output)`, as the losses of Keras and scikit-learn.
     """
@@ -59,7 +60,8 @@ def form_of(loss: Callable[..., Any]) -> Form:
     positional = [p.name for p in parameters.values() if p.kind in named]
     alone = len(positional) == 1 and all(p.kind is not p.VAR_POSITIONAL for p in parameters.values())
     second = "" if alone else "batch" if positional[1:2] and positional[1] in BATCH else "label"
-    extras = {n for n, p in parameters.items() if n in EXTRAS and n not in positional[:2] and p.kind is not p.POSITIONAL_ONLY}
+    fixed = (*positional[:2], *(loss.keywords if isinstance(loss, functools.partial) else ()))
+    extras = {n for n, p in parameters.items() if n in EXTRAS and n not in fixed and p.kind is not p.POSITIONAL_ONLY}
     return Form(second, frozenset(extras), weight_keywords(loss), tuple(positional[:2]) == LABEL_FIRST)
 
 
@@ -107,12 +109,14 @@ class LossInputs(NamedTuple):
         batch: argument name or label name -> pytree of arrays.
         params: pytree of the parameters.
         aux: pytree of the auxiliary states after the function.
+        step: number of updates before this one, int32 scalar.
     """
 
     outputs: Any
     batch: Mapping[str, Any]
     params: Any = None
     aux: Any = None
+    step: Any = None
 
 
 Total = Callable[[Array], Array]  # (rows,) -> Σ weight·value over the rows of all devices
@@ -155,6 +159,11 @@ class LossTerms:
     def promised(self) -> bool:
         """Whether the losses take the row weights, with which they exclude padding rows themselves."""
         return not self.per_batch and all(t.form.weights for t in self.terms)
+
+    @property
+    def extras(self) -> frozenset[str]:
+        """Those of `EXTRAS` that a loss takes."""
+        return frozenset[str]().union(*(t.form.extras for t in self.terms))
 
     @property
     def plain(self) -> bool:
@@ -240,7 +249,11 @@ class LossTerms:
             arguments = (output,) if term.form.second == "" else (output, second)
             arguments = arguments[::-1] if term.form.label_first else arguments
             extra = {**extras, **row_weight_arguments(term.form.weights, weight, rows)}
-            losses, logged = _split(term.loss(*arguments, **extra))
+            try:
+                losses, logged = _split(term.loss(*arguments, **extra))
+            except KeyError as error:
+                error.add_note(f"jfit: raised by the loss; its batch has the arrays {list(values.batch)}")
+                raise
             return jnp.asarray(losses), logged
 
         losses, logged = call(output, second, weight, rows)

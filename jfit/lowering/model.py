@@ -24,6 +24,7 @@ Params = dict[str, Array]
 Aux = dict[str, Array]
 Inputs = Mapping[str, Array]
 Specs = Mapping[str, jax.ShapeDtypeStruct]
+STEP = "__step__"  # name of the number of updates, among the auxiliary states that a loss gets
 
 
 class Policy(NamedTuple):
@@ -31,16 +32,30 @@ class Policy(NamedTuple):
 
     Output heads (outputs with their own gradient, such as SoftmaxOutput) run in float32 too.
 
+    Numbers below 6e-8 are 0 in float16.  So the mean loss is multiplied by a loss scale, gradients are divided by it in
+    float32, and a step with a gradient that is not finite changes nothing.  A dynamic loss scale is then halved (to at least
+    1), and doubled after a number of updates in a row.  It is in `TrainState.loss_scale`.
+
     Args:
         compute: name of the compute dtype, such as "bfloat16".
+        loss_scale: None: with "float16" the dynamic loss scale (2**15, 2000), with other dtypes none.  A pair (first scale,
+            number of updates in a row after which it is doubled): a dynamic loss scale.  A number: a fixed loss scale.
 
     Example:
         >>> import jfit
-        >>> jfit.Policy("bfloat16").compute
-        'bfloat16'
+        >>> jfit.Policy("bfloat16").compute, jfit.Policy("bfloat16").scaling, jfit.Policy("float16", 1024.0).scaling
+        ('bfloat16', None, (1024.0, None))
     """
 
     compute: str = "float32"
+    loss_scale: float | tuple[float, int] | None = None
+
+    @property
+    def scaling(self) -> tuple[float, int | None] | None:
+        """(first loss scale, number of updates after which it is doubled, None: never); None: there is no loss scale."""
+        if self.loss_scale is None:
+            return (2.0**15, 2000) if jnp.dtype(self.compute) == jnp.float16 else None
+        return self.loss_scale if isinstance(self.loss_scale, tuple) else (self.loss_scale, None)
 
     def cast(self, x: Array) -> Array:
         """Cast a floating-point array to the compute dtype; return other arrays unchanged."""
@@ -198,12 +213,12 @@ class Model(NamedTuple):
         inputs: names of the data inputs, in order.
         labels: names of the label inputs, in order.
         plan: `plan(specs) -> Plan`: shapes of the outputs and where their batch rows are, for inputs of these shapes.
-        batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.
+        batch_axes: input name -> batch axis, for inputs whose batch axis is not 0; None for those without rows.
         frozen: names of parameters that are never updated (gamma of BatchNorm with fix_gamma).
-        traits: subset of {"convolution", "draws", "row_keys", "loss_per_batch", "batch_means"}: the graph contains
+        traits: subset of {"convolution", "draws", "row_keys", "loss_per_batch", "batch_means", "takes_step"}: it contains
             convolutions; it contains operators that draw random numbers, some of them in evaluation too; random numbers of a
             row depend on its `row_ids`, so that all micro-batches get the same key; the loss is one scalar for the batch; it
-            is a sum of means over different positions of the batch.
+            is a sum of means over different positions of the batch; it takes the number of updates.
         optional: names of inputs that may be missing: initial states of recurrent operators, by default zeros.
         symbol: the graph that the model was lowered from, or None.
         evaluation_labels: labels that the outputs depend on in evaluation too, such as a margin loss at the label's class.
@@ -236,7 +251,7 @@ class Model(NamedTuple):
     inputs: tuple[str, ...] = ("data",)
     labels: tuple[str, ...] = ()
     plan: Callable[[Specs], Plan] = None  # type: ignore[assignment]
-    batch_axes: Mapping[str, int] = {}
+    batch_axes: Mapping[str, Any] = {}
     frozen: frozenset[str] = frozenset()
     traits: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
@@ -363,8 +378,10 @@ def joint_losses(
     params: Params,
     aux: Aux,
     axis_name: Axis = None,
+    step: Any = None,
 ) -> RowLosses | None:
-    """Call `Model.joint_loss`; None if the model has none, or a label is missing."""
+    """Call `Model.joint_loss`; None if the model has none, or a label is missing.  `step` is the number of updates, or None."""
+    aux = aux if step is None else {**aux, STEP: step}
     return None if model.joint_loss is None else model.joint_loss(outputs, inputs, weight, params, aux, axis_name)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from jfit.lowering.model import flatten_names
+from jfit.lowering.row_axes import RowAxes
 
 LABEL_WEIGHT = "label_weight"  # name of the weights of the positions of a label in a batch
 
@@ -83,6 +84,9 @@ class Structure:
         optional: names of the arguments with a default, which are data if a batch has them.
         by_position: those of them that arrays in a list after the arguments are.
         reserved: names of arguments of the function that are no data, such as the PRNG key.
+        row_axes: which arrays of a batch have rows.
+        only_loss: names of the arrays that only the loss takes, `loss(outputs, batch)`; None: not known before the first batch
+            with labels.
 
     Args:
         arguments: names of the arguments of the function that are data.
@@ -110,6 +114,8 @@ class Structure:
         self.aux: Tree | None = None
         self.outputs: Tree | None = None
         self.labels: tuple[str, ...] = ()
+        self.row_axes = RowAxes()
+        self.only_loss: tuple[str, ...] | None = ()
 
     def known(self, kind: str) -> Tree:
         """Return the `Tree` of kind "params" or "aux".

@@ -40,6 +40,7 @@ class Ctx:
             operations of their definition can be counted.
         micro_batch: number of the micro-batch, int or int32 scalar, into which random numbers of unknown rows are folded; None:
             the batch is not divided.
+        loss_scale: factor of gradients that an operator adds itself to those of the loss, float32 scalar; None: 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -61,6 +62,7 @@ class Ctx:
     table_rows: Array | None = None
     plain: bool = False
     micro_batch: Any = None
+    loss_scale: Array | None = None
 
     def row_weight(self, ndim: int, which: int = 0) -> Array | None:
         """Return the row weights, reshaped to broadcast against an input.

@@ -425,4 +425,7 @@ def sparse_identity(ctx: Ctx, attrs: Attrs, data: Array, moving_avg: Array):
     mean = jnp.sum(wide if mask is None else wide * mask, axis=0) / jnp.maximum(count, 1)
     moved = attrs.momentum * moving_avg + (1.0 - attrs.momentum) * mean
     moved = jnp.where(jnp.asarray(count) > 0, moved, moving_avg).astype(moving_avg.dtype)
-    return cast(Array, _with_penalty(attrs, data, moved, ctx.row_weight(data.ndim))), (moved,)
+    weight = ctx.row_weight(data.ndim)
+    if ctx.loss_scale is not None:
+        weight = ctx.loss_scale if weight is None else ctx.loss_scale * weight
+    return cast(Array, _with_penalty(attrs, data, moved, weight)), (moved,)

@@ -187,13 +187,13 @@ def _of_transformation(transform: Any, **fields: Any) -> Optimizer:
 
 
 def injected_rate(opt_state: Any) -> Array | None:
-    """Return the learning rate in an optimizer state of `optax.inject_hyperparams`.
+    """Return the learning rate in an optimizer state of `optax.inject_hyperparams`, wherever it is within the state.
 
     Args:
-        opt_state: any optimizer state.
+        opt_state: any optimizer state, such as that of `optax.chain`, `optax.masked` or `optax.partition`.
 
     Returns:
-        Scalar array, or None if the state has no learning rate.
+        Scalar array; None if the state has no learning rate, or several.
 
     Example:
         >>> opt = optax.inject_hyperparams(optax.sgd)(learning_rate=0.25)
@@ -406,11 +406,12 @@ def _tiny_state(transform: Any, name: str) -> Any:
 
 
 def _find_hyper(state: Any) -> Mapping[str, Any] | None:
-    for part in _parts(state):
+    def has_rate(part: Any) -> bool:
         hyper = getattr(part, "hyperparams", None)
-        if isinstance(hyper, Mapping) and "learning_rate" in hyper:
-            return hyper
-    return None
+        return isinstance(hyper, Mapping) and "learning_rate" in hyper
+
+    parts = [part.hyperparams for part in jax.tree.leaves(state, is_leaf=has_rate) if has_rate(part)]
+    return parts[0] if len(parts) == 1 else None  # with several, no rate is that of all parameters
 
 
 def _parts(state: Any) -> Iterator[Any]:

@@ -142,6 +142,8 @@ def _copied(tree: Any, where: Any) -> Any:
         # to donate.
         if isinstance(x, jax.Array) and where.is_fully_addressable:
             return jax.device_put(jax.device_put(x, may_alias=False), where)
+        if is_spread(x):  # of a split checkpoint, which was read into this sharding
+            return jax.device_put(x, where)
         x = np.asarray(x)
         if not where.is_fully_addressable:  # of several processes, each of which has the whole array
             return jax.make_array_from_callback(x.shape, where, lambda index: np.array(x[index]))
@@ -199,6 +201,11 @@ def own_slices(tree: Any, devices: Sequence[Device]) -> Any:
     return jax.tree.map(lambda x: x[own] if np.shape(x)[:1] == (len(devices),) else x, tree)
 
 
+def is_spread(x: Any) -> bool:
+    """Return whether an array is split over the devices of several processes, so that to read it needs all of them."""
+    return isinstance(x, jax.Array) and not x.is_fully_addressable
+
+
 def split_rows(x: Any, count: int, axis: int = 0) -> Any:
     """Reshape (batch, ...) to (devices, batch / devices, ...); numpy arrays are not copied if `axis` is 0.
 
@@ -243,7 +250,13 @@ def split_batch(
         return batch
     # jax arrays stay on their device: converting them to numpy would make the host wait.
     part = slice(None) if own is None else own
-    cut = lambda v, axis=0: split_rows(v if isinstance(v, jax.Array) else np.asarray(v), count, axis)[part]  # noqa: E731
+
+    def cut(v: Any, axis: int | None = 0) -> Any:
+        v = v if isinstance(v, jax.Array) else np.asarray(v)
+        if axis is None:  # every device gets the whole array
+            return (jnp if isinstance(v, jax.Array) else np).broadcast_to(v, (count, *v.shape))[part]
+        return split_rows(v, count, axis)[part]
+
     split = {k: cut(v, (axes or {}).get(k, 0)) for k, v in batch.inputs.items()}
     return Batch(split, *(None if w is None else cut(w) for w in (batch.weight, batch.metric_weight)))
 

@@ -93,8 +93,8 @@ class MeshDevices(list[Device]):
             axes: input name -> batch axis, for inputs whose batch axis is not 0.
         """
 
-        def split(x: Any, axis: int) -> Any:
-            if self.parts == 1 or np.ndim(x) <= axis or x.shape[axis] % self.parts:
+        def split(x: Any, axis: int | None) -> Any:
+            if self.parts == 1 or axis is None or np.ndim(x) <= axis or x.shape[axis] % self.parts:
                 return x
             return lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*[None] * axis, ROWS)))
 

@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 
 from jfit import counters
 from jfit.parallel.contexts import Device
-from jfit.parallel.devices import sharding, spans_processes
+from jfit.parallel.devices import is_spread, sharding, spans_processes
 from jfit.parallel.mesh import MeshDevices
 from jfit.parallel.spmd import GATHERED, compile_spmd
 from jfit.step.state import TrainState, averaged
@@ -42,11 +42,6 @@ def host_state(state: TrainState, devices: Sequence[Device]) -> TrainState:
     gather, own = _gathering(tuple(devices)), state._replace(local=None)
     local = jax.tree.map(lambda x: counters.copy(gather(x)), state.local)  # one array of all devices at a time
     return counters.copy(jax.tree.map(lambda x: _of_all(x) if is_spread(x) else x, own))._replace(local=local)
-
-
-def is_spread(x: Any) -> bool:
-    """Return whether an array is split over the devices of several processes, so that to read it needs all of them."""
-    return isinstance(x, jax.Array) and not x.is_fully_addressable
 
 
 def _of_all(x: jax.Array) -> np.ndarray:

@@ -10,8 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.callbacks import Callback, as_callback, check_replicas, checkpointing
+from jfit.callbacks import Callback, Every, as_callback, check_replicas, checkpointing
 from jfit.callbacks import progress as progress_bar
+from jfit.callbacks.intervals import interval
+from jfit.callbacks.saving import Saver
 from jfit.checks import at_least_0, integer, one_of, positive, positive_integer
 from jfit.data.adapters import MOST_ROWS
 from jfit.prepare.updates import check_updates
@@ -21,10 +23,10 @@ NAN_POLICIES = ("warn", "stop", "skip", "rollback")
 # Options that decide what is learned: a resumed run has the same, or says so.
 DECIDING = ("loss", "loss_weights", "optimizer", "optimizer_params", "schedule", "schedule_params", "ema", "regularizers")
 DECIDING += ("batch_size", "micro_batches", "seed", "shuffle", "frozen", "clip_norm", "clip_value", "policy", "steps_per_epoch")
-DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs", "updates")
+DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs", "row_axes", "updates")
 # Others that `jfit.verify` and `jfit.replay` need to train the same steps again.
-REPEATED = ("num_epoch", "eval_metric", "loss_per_batch", "label", "validation_split")
-REPEATED += ("steps_per_call", "data_on_device", "nan")
+REPEATED = ("num_epoch", "num_steps", "eval_metric", "loss_per_batch", "label", "validation_split")
+REPEATED += ("steps_per_call", "data_on_device", "nan", "log")
 _NUMBERS = (int, float, np.integer, np.floating)
 
 
@@ -44,7 +46,8 @@ class FitOptions:
     """
 
     batch_size: int = 32
-    num_epoch: int = 10
+    num_epoch: Any = None
+    num_steps: int | None = None
     optimizer: Any = "sgd"
     optimizer_params: Mapping[str, Any] | None = None
     eval_metric: Any = "auto"
@@ -55,13 +58,13 @@ class FitOptions:
     class_weight: Mapping[int, float] | None = None
     steps_per_epoch: int | None = None
     validation_split: float | None = None
-    eval_every: int = 1
+    eval_every: Any = 1
     shuffle: bool = True
     seed: int = 0
     steps_per_call: int | str = "auto"
     callbacks: Sequence[Any] = ()
-    checkpoint: str | Path | None = None
-    checkpoint_every: int | str = "epoch"
+    checkpoint: str | Path | Callback | None = None
+    checkpoint_every: int | str | Every = "epoch"
     checkpoint_best: str | None = None
     resume: bool | str | Path | None = None
     resume_with: str | Sequence[str] = ()
@@ -78,13 +81,15 @@ class FitOptions:
     loss_weights: Any = None
     loss_per_batch: bool = False
     gather_outputs: bool = False
+    row_axes: Any = 0
     eval_batch_size: int | None = None
     directory: str | Path | None = None
     progress: bool | str = "auto"
     data_on_device: bool | str = "auto"
     sync_batch_stats: bool = False
     ema: Any = None
-    log_every: int | None = None
+    log_every: Any = None
+    log: str | Sequence[str] = ()
     profile: tuple[int, int] | None = None
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None
     reduce: Any = None
@@ -102,6 +107,8 @@ class FitOptions:
     def checked(self, eval_data: Any = None) -> FitOptions:
         """Return these options after checks that need neither model nor data, with all callbacks as `Callback`s.
 
+        Of `num_epoch` and `num_steps` one is None, and `eval_every` and `log_every` are `Every`s.
+
         Args:
             eval_data: the argument of `fit`.
 
@@ -110,9 +117,14 @@ class FitOptions:
             TypeError: a callback is neither a `Callback` nor a function.
         """
         positive_integer(batch_size=self.batch_size, micro_batches=self.micro_batches, most=MOST_ROWS)
-        optional = {name: getattr(self, name) for name in ("eval_batch_size", "steps_per_epoch", "log_every")}
-        optional = {name: value for name, value in optional.items() if value is not None}
-        positive_integer(num_epoch=self.num_epoch, eval_every=self.eval_every, **optional)
+        optional = {name: getattr(self, name) for name in ("num_epoch", "num_steps", "eval_batch_size", "steps_per_epoch")}
+        positive_integer(**{name: value for name, value in optional.items() if value is not None})
+        if self.num_epoch is not None and self.num_steps is not None:
+            found = f"num_epoch={self.num_epoch} and num_steps={self.num_steps} are both passed"
+            raise ValueError(f"{found}; a run ends after a number of epochs or of steps, leave out one of them")
+        num_epoch = 10 if self.num_epoch is None and self.num_steps is None else self.num_epoch
+        eval_every = interval("eval_every", self.eval_every, "epochs")
+        log_every = None if self.log_every is None else interval("log_every", self.log_every, "steps")
         integer(seed=self.seed)
         rate = (self.optimizer_params or {}).get("learning_rate", 0)
         if not callable(rate):
@@ -134,13 +146,18 @@ class FitOptions:
         if self.updates is not None:
             check_updates(self)
             loss = self.updates[0].loss
-        return replace(self, callbacks=self._all_callbacks(), loss=loss)
+        row_axes = {"*": None} if self.row_axes is None else self.row_axes  # checkpoints have None for "not set"
+        every = {"eval_every": eval_every, "log_every": log_every}
+        replaced = {"callbacks": self._all_callbacks(), "checkpoint": self._folder(), "row_axes": row_axes, "loss": loss}
+        return replace(self, num_epoch=num_epoch, **every, **replaced)
 
     def _all_callbacks(self) -> list[Callback]:
         """The callbacks of the user, those of `progress` and `checkpoint`, and in jobs `check_replicas`."""
         passed = [self.callbacks] if callable(self.callbacks) or isinstance(self.callbacks, Callback) else self.callbacks
         callbacks = [as_callback(callback) for callback in passed]
-        if self.checkpoint is not None:
+        if isinstance(self.checkpoint, Callback):
+            callbacks.append(self.checkpoint)
+        elif self.checkpoint is not None:
             best = {} if self.checkpoint_best is None else {"keep_best": 1, "monitor": self.checkpoint_best}
             callbacks.append(checkpointing(self.checkpoint, every=self.checkpoint_every, **best))
         if self.progress:
@@ -149,6 +166,16 @@ class FitOptions:
             callbacks.append(check_replicas())
         # Those that save come last, so that a checkpoint has the states of the others after the same event.
         return sorted(callbacks, key=lambda callback: callback.saves)
+
+    def _folder(self) -> Any:
+        """The folder of checkpoints; `checkpoint` may also be the callback that saves them."""
+        if not isinstance(self.checkpoint, Callback):
+            return self.checkpoint
+        saver = getattr(self.checkpoint.on, "__self__", None)
+        if not isinstance(saver, Saver) or self.checkpoint_every != "epoch" or self.checkpoint_best is not None:
+            expected = "expected checkpointing(folder, every=, keep_best=), without checkpoint_every= and checkpoint_best="
+            raise ValueError(f"checkpoint is the callback {self.checkpoint.name}; {expected}")
+        return saver.directory
 
 
 def _check_profile(span: Any, directory: Any) -> None:

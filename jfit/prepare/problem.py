@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jfit import optim
+from jfit.callbacks.intervals import EPOCH
 from jfit.checkpoints.fingerprint import describe, describe_data, describe_optimizer, fingerprint
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.batch import is_array, rows
@@ -57,7 +58,7 @@ from jfit.step.reduce import get as get_reduce
 from jfit.step.reduce import with_local
 from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, optimizer_of, split_params
-from jfit.step.totals import step_names, zero_totals
+from jfit.step.totals import norms_of, step_names, zero_totals
 from jfit.step.updates import UpdatesStep, states_of
 
 Data = ArrayData | StreamData
@@ -216,7 +217,7 @@ class Problem:
     def description(self) -> dict[str, Any]:
         """Return what all processes of a job must have in common, JSON-serializable."""
         options = self.options
-        more = {"eval_every": options.eval_every, "eval_batch_size": self.settings.eval_batch_size}
+        more = {"eval_every": str(options.eval_every), "eval_batch_size": self.settings.eval_batch_size}
         more |= {"values of steps": list(self.step_names), "own devices": own_positions(self.settings.devices)}
         more |= {"steps between events": sorted(c.every for c in options.callbacks if c.every and "step" in c.events)}
         more |= {"checkpoint": options.checkpoint is not None, "resume": bool(options.resume)}
@@ -257,10 +258,13 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     task = match(model, train_data, eval_data, options, settings.metrics)
     model, data, probe, metrics = task.model, task.data, task.probe, on_devices(task.metrics)
     count_batches = data.num_batches if isinstance(data, ArrayData) else functools.partial(num_batches_of, data)
-    chosen = choose_optimizer(options, model, count_batches(options.batch_size))
+    num_batches = count_batches(options.batch_size)
+    chosen = choose_optimizer(options, model, num_batches)
     described.add("optimizer", chosen.resolved, describe_optimizer)
     state = initial_state(options, task, chosen.optimizer)
     settings = with_task(settings, task, chosen)
+    if task.eval_data is None:
+        settings = replace(settings, eval_every=EPOCH)
     if mesh is not None:
         parts = rows_of_parts(model, data, probe, options)
         settings = replace(settings, devices=mesh_devices(mesh, options.shard, state, parts))
@@ -285,7 +289,7 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     host_metrics = on_host(task.metrics)
     check_host_metrics(host_metrics, options.micro_batches)
     logs_steps = options.log_every or any("step_log" in callback.events for callback in options.callbacks)
-    names = step_names(metrics) if logs_steps else ()
+    names = step_names(metrics, (*model.logged, *norms_of(options.log))) if logs_steps else ()
     placed = model if mesh is None else on_mesh(model, settings.devices)
     more = {"outputs": bool(host_metrics), "batch_metrics": bool(names)}
     if options.updates is None:
@@ -299,6 +303,8 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, state.aux))
     state = with_local(state, rule, trainable, len(settings.devices))
     options = replace(options, params=None, aux=None, sample_weight=None)  # a run does not keep the arrays of the user
+    if options.log_every is not None:
+        options = replace(options, log_every=options.log_every.in_steps("log_every", num_batches))
     return Problem(options, settings, model, data, step, state, shapes, plan, task.eval_data, evaluate, names, described)
 
 
@@ -312,8 +318,8 @@ def run_settings(options: FitOptions) -> Settings:
         policy=options.policy,
     )
     directory, checkpoint = (None if folder is None else str(folder) for folder in (options.directory, options.checkpoint))
-    epochs = {"num_epoch": options.num_epoch, "eval_every": options.eval_every}
-    return replace(settings, **epochs, directory=directory, checkpoint=checkpoint)
+    length = {"num_epoch": options.num_epoch, "num_steps": options.num_steps, "eval_every": options.eval_every}
+    return replace(settings, **length, directory=directory, checkpoint=checkpoint)
 
 
 def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metrics: Sequence[Any]) -> Task:
@@ -327,12 +333,13 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
     model, params, aux = split_trained(model, options.params, options.aux)
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):
         model = lower_with_inputs(model, train_data)
-    of_losses = {name: getattr(options, name) for name in ("loss_weights", "loss_per_batch", "gather_outputs")}
+    names = ("loss_weights", "loss_per_batch", "gather_outputs", "row_axes")
+    of_losses = {name: getattr(options, name) for name in names}
     rest = [model_and_values(model, update.loss, params, aux, **of_losses)[0] for update in (options.updates or ())[1:]]
     model, params, aux = model_and_values(model, options.loss, params, aux, **of_losses)
     try:
         names = ("shuffle", "seed", "label", "sample_weight", "steps_per_epoch")
-        of_data = {name: getattr(options, name) for name in names}
+        of_data = {name: getattr(options, name) for name in names} | {"endless": options.num_steps is not None}
         data = data_of(model, train_data, options.batch_size, **of_data, timeout=options.data_timeout)
     except ValueError as error:
         if may_be_labels(eval_data, train_data):
@@ -371,7 +378,7 @@ def choose_optimizer(options: FitOptions, model: Model, num_batches: int | None)
     rate, schedule = (options.optimizer_params or {}).get("learning_rate"), options.schedule
     passed = _passed_rate(options.optimizer, rate, schedule, options.schedule_params)
     if schedule is not None:
-        updates = num_batches and num_batches * options.num_epoch
+        updates = options.num_steps or (num_batches and num_batches * options.num_epoch)
         schedule = run_schedule(schedule, options.schedule_params, rate, updates, num_batches)
     resolve, parts = functools.partial(resolve_optimizer, model=model, schedule=schedule), ()
     if options.updates is None:
@@ -441,6 +448,8 @@ def initial_state(options: FitOptions, task: Task, optimizer: optim.Optimizer) -
         aux=task.aux,
         metrics=on_devices(task.metrics),
         frozen=options.frozen,
+        log=options.log,
+        policy=options.policy,
     )
     check_trainable(task.model, state)
     return state
@@ -456,7 +465,7 @@ def make_step(options: FitOptions, model: Model, chosen: Chosen, settings: Setti
         settings: with metrics, policy and regularizers.
         **more: other arguments of `train_step`.
     """
-    names = ("frozen", "micro_batches", "clip_norm", "clip_value", "sync_batch_stats", "reduce")
+    names = ("frozen", "micro_batches", "clip_norm", "clip_value", "sync_batch_stats", "reduce", "log")
     same = {name: getattr(options, name) for name in names}
     return train_step(
         model,

@@ -8,6 +8,7 @@ from jfit.step.updates import Update
 
 _SUMS = (None, "psum", "bfloat16")  # how gradients may be reduced: rules without a state per device
 _EXCLUDED = {"optimizer": "sgd", "optimizer_params": None, "loss": None, "loss_weights": None, "shard": None, "mesh": None}
+_EXCLUDED |= {"log": ()}
 
 
 def check_updates(options: Any) -> None:

@@ -56,17 +56,19 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """ "locked by process 12 on host", "finished", "epoch 3 of 10", "damaged", or "" if it is unknown."""
+        """ "locked by process 12 on host", "finished", "epoch 3 of 10", "step 30 of 100", "damaged", or "" if it is unknown."""
         holder = holder_of(self.path)
         if holder is not None:
             return f"locked by process {holder.pid} on {holder.host}"
-        total = (self.meta.get("arguments") or {}).get("num_epoch")
+        arguments = self.meta.get("arguments") or {}
+        unit = "epoch" if arguments.get("num_steps") is None else "step"
+        total = arguments.get("num_epoch" if unit == "epoch" else "num_steps")
         if self.problem and not self.meta:
             return "damaged"
         if total is None or "position" not in self.meta:
             return ""
-        epoch = self.meta["position"]["epoch"]
-        return "finished" if epoch >= total else f"epoch {epoch} of {total}"
+        done = self.meta["position"][unit]
+        return "finished" if done >= total else f"{unit} {done} of {total}"
 
     @property
     def settings(self) -> dict[str, Any]:

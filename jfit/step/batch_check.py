@@ -218,14 +218,15 @@ class BatchLabels:
         if not arrays:
             return
         axes = self.model.batch_axes
-        arrays = {k: np.moveaxis(v, axes.get(k, 0), 0) if k in indices else v for k, v in arrays.items()}
+        arrays = {k: np.moveaxis(v, axes.get(k, 0) or 0, 0) if k in indices else v for k, v in arrays.items()}
         weights = [np.asarray(w) > 0 for w in batch[1:] if w is not None]
         if weights and not np.any(weights, axis=0).all():
             used = np.any(weights, axis=0)  # (rows,)
             if not used.any():
                 return
             first = int(np.argmax(used))  # rows without weight get its values, so that row numbers stay
-            arrays = {k: np.where(used.reshape(-1, *(1,) * (v.ndim - 1)), v, v[first]) for k, v in arrays.items()}
+            having = {k: v for k, v in arrays.items() if axes.get(k, 0) is not None}
+            arrays |= {k: np.where(used.reshape(-1, *(1,) * (v.ndim - 1)), v, v[first]) for k, v in having.items()}
         try:
             check_model_labels(self.model, arrays, self._plan, self._not_indices)
         except ValueError as error:

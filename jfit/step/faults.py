@@ -77,14 +77,14 @@ def first_fault(valid: Sequence[Valid], batch: Any, number: Any, fault: Any, axi
 def _fault_of(valid: Valid, array: Array, is_used: Array | None, axis_name: str | None) -> list[Array]:
     """(row, column, value, whether the value is an integer), int32 scalars; the row is -1 if all values are valid."""
     integers = jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == jnp.bool_
-    array = jnp.moveaxis(array, valid.axis, 0).astype(jnp.int32 if integers else jnp.float32)
+    array = jnp.moveaxis(array, valid.axis or 0, 0).astype(jnp.int32 if integers else jnp.float32)
     array = array.reshape(array.shape[0], -1)  # (rows, columns)
     good = (array >= valid.low) & (array <= valid.highest(bool(integers)))  # nan compares false
     if valid.whole and not integers:
         good &= jnp.trunc(array) == array
     for value in valid.ignored:
         good |= array == value
-    if is_used is not None:
+    if is_used is not None and valid.axis is not None:
         good |= ~is_used[:, None]
     at = jnp.argmin(good.reshape(-1)).astype(jnp.int32)
     row, column = at // array.shape[1], at % array.shape[1]

@@ -96,9 +96,10 @@ def paired(model: Model, metrics: Sequence[Any], inputs: Mapping[str, Any]) -> M
     metrics = [m for m in metrics if m is not AUTO and getattr(m, "metric", None) is not AUTO]
     if model.joint_loss is None or not metrics or len(model.outputs) < 2 or any(o.label for o in model.outputs):
         return model
-    if len(model.labels) != 1 or model.labels[0] not in inputs:
+    labels = [n for n in model.labels if model.structure is None or n not in (model.structure.only_loss or ())]
+    if len(labels) != 1 or labels[0] not in inputs:
         return model
-    label, names = model.labels[0], {m.output for m in metrics if isinstance(m, OutputMetric)}
+    label, names = labels[0], {m.output for m in metrics if isinstance(m, OutputMetric)}
     if not names:
         shapes, shape = model.plan(specs_of(inputs)).shapes, tuple(np.shape(inputs[label]))
         matches = [

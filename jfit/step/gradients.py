@@ -110,7 +110,7 @@ def gradient_step(
             values, new_aux = model.apply(values_of_params, aux, all_inputs, policy=policy, **apply_args)
             if head_gradients is not None:
                 return _with_head_gradients(values, head_gradients), (values, new_aux)
-            joint = joint_losses(model, values, all_inputs, shard.weight, values_of_params, new_aux, axis_name)
+            joint = joint_losses(model, values, all_inputs, shard.weight, values_of_params, new_aux, axis_name, step)
             return objective(model, values, all_inputs, shard.weight, joint), (values, new_aux)
 
         both, (values, new_aux) = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(trainable, _floats(inputs, names))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.data.batch import parts_of
-from jfit.lowering.model import Aux, Model, Params, Policy, plan_of
+from jfit.lowering.model import STEP, Aux, Model, Params, Policy, plan_of
 from jfit.metrics import Metric
 from jfit.programs import made
 from jfit.step.regularizers import penalty, with_penalty
@@ -39,6 +39,7 @@ def eval_step(
     Returns:
         `step(params, aux, totals, batch, number=0, axis_name=None) -> totals`, or `(totals, outputs)` with outputs=True.
         `totals` starts as `jfit.totals.zero_totals(metrics)`, with `losses=model.num_losses` for a model of several losses.
+        `aux` has the number of updates, too, if the loss takes it (`jfit.step.observe.evaluated_aux`).
         `number` is the number of the batch: operators that draw random numbers in evaluation mode draw different numbers for
         every batch, and the same ones in every evaluation.
 
@@ -59,7 +60,7 @@ def eval_step(
         model = unbound.bound(inputs)
         plan, key = plan_of(model, inputs).in_evaluation, _key(model, number)
         shard = BatchShard(inputs, weight, weight, row_ids=None)
-        done = forward(model, params, aux, shard, axis_name, key=key, train=False, policy=policy)
+        done = forward(model, params, aux, shard, axis_name, aux.get(STEP), key=key, train=False, policy=policy)
         _, shared = shared_sums(model, metrics, done, shard, plan.rows, part_number(axis_name))
         if axis_name is not None:
             shared = lax.psum(shared, axis_name)
@@ -69,6 +70,11 @@ def eval_step(
         return (totals, done.outputs) if outputs else totals
 
     return step
+
+
+def evaluated_aux(model: Model, state: Any) -> Aux:
+    """The auxiliary states of a `TrainState` for `eval_step`, with the number of updates for a loss that takes it."""
+    return {**state.aux, STEP: state.step} if "takes_step" in model.traits else state.aux
 
 
 @made

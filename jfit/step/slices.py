@@ -35,6 +35,7 @@ from jfit.ops.axis import Axis, axis_index, axis_size
 from jfit.ops.rows import MaybeLayout, RowsLost
 from jfit.optim.rows import SparseRows, coalesce, read, without
 from jfit.step.fitting import for_batch
+from jfit.step.loss_scale import scale_of, unscaled
 from jfit.step.state import TrainState, typed_key
 from jfit.step.totals import head_arguments, metric_stats
 
@@ -46,10 +47,10 @@ def num_rows(model: Model, inputs: dict[str, Array]) -> int:
     Raises:
         ValueError: the batch has none of the inputs of the model.
     """
-    name = next((n for n in (*model.inputs, *model.labels) if n in inputs), None)
-    if name is None:
+    names, axes = [n for n in (*model.inputs, *model.labels) if n in inputs], model.batch_axes
+    if not names:
         raise ValueError(f"the batch has the inputs {sorted(inputs)}, but the model needs {[*model.inputs, *model.labels]}")
-    return inputs[name].shape[model.batch_axes.get(name, 0)]
+    return next((inputs[n].shape[axes.get(n, 0)] for n in names if axes.get(n, 0) is not None), 1)
 
 
 class BatchShard(NamedTuple):
@@ -102,8 +103,8 @@ def fill_padding(model: Model, shard: BatchShard) -> dict[str, Array]:
         return shard.inputs
     is_weighted = (shard.weight > 0) | (shard.metric_weight > 0)
 
-    def fill(x: Array, axis: int) -> Array:
-        if x.ndim <= axis or x.shape[axis] != is_weighted.shape[0]:
+    def fill(x: Array, axis: int | None) -> Array:
+        if axis is None or x.ndim <= axis or x.shape[axis] != is_weighted.shape[0]:
             return x
         shape = [-1 if k == axis else 1 for k in range(x.ndim)]
         first = lax.dynamic_index_in_dim(x, jnp.argmax(is_weighted), axis, keepdims=True)
@@ -220,11 +221,16 @@ class Forward(NamedTuple):
     joint: RowLosses | None  # losses of a model whose loss is a function of all outputs
 
 
-def forward(model: Model, params: Params, aux: Aux, shard: BatchShard, axis_name: Axis, **options: Any) -> Forward:
-    """Apply a model to the rows of one device; `options` are further keyword arguments of `model.apply`."""
+def forward(
+    model: Model, params: Params, aux: Aux, shard: BatchShard, axis_name: Axis, step: Any = None, **options: Any
+) -> Forward:
+    """Apply a model to the rows of one device; `options` are further keyword arguments of `model.apply`.
+
+    `step` is the number of updates, which the loss may take.
+    """
     inputs, weight = shard.inputs, shard.weight
     outputs, new_aux = model.apply(params, aux, inputs, weight=weight, axis_name=axis_name, **options)
-    return Forward(outputs, new_aux, joint_losses(model, outputs, inputs, weight, params, new_aux, axis_name))
+    return Forward(outputs, new_aux, joint_losses(model, outputs, inputs, weight, params, new_aux, axis_name, step))
 
 
 def shared_sums(
@@ -276,6 +282,9 @@ def gradients_of(
     model, (trainable, frozen) = settings.model, params
     trainable, tables = table_rows(model, trainable, shard, settings.policy)
     options: dict[str, Any] = {"train": True, "policy": settings.policy, "sync_batch_stats": settings.sync_batch_stats}
+    scale = loss_factor(settings.policy, state, shard, axis_name)
+    options |= scale_of_heads(model, scale)
+    options["step"] = state.step
 
     def part(aux: Aux, number: Any, shard: BatchShard) -> tuple[Params, Aux, Sums]:
         plan = plan_of(model, shard.inputs)
@@ -286,9 +295,11 @@ def gradients_of(
 
         def loss_of(trainable: Params) -> tuple[Array, Forward]:
             done = forward(model, {**frozen, **trainable}, aux, shard, axis_name, **options, **drawn, **tables.apply_args)
-            return objective(model, done.outputs, shard.inputs, shard.weight, done.joint), done
+            loss = objective(model, done.outputs, shard.inputs, shard.weight, done.joint)
+            return loss if scale is None else loss * scale, done
 
         gradients, done = jax.grad(loss_of, has_aux=True)(trainable)
+        gradients = gradients if scale is None else unscaled(gradients, scale)
         masked, new_aux = mask_padding(shard.weight, gradients, done.aux, aux)
         # in gathered losses and synchronized statistics, rows of other devices depend on these rows, whatever their weight
         gradients = masked if axis_name is None or has_padding(model, shard.inputs) else gradients
@@ -301,6 +312,17 @@ def gradients_of(
     whole = settings.micro_batches == 1
     gradients, aux, sums = part(state.aux, 0, shard) if whole else _accumulate(part, settings, state.aux, shard)
     return tables.to_sparse(gradients), aux, sums
+
+
+def loss_factor(policy: Policy | None, state: TrainState, shard: BatchShard, axis_name: Axis) -> Array | None:
+    """The loss scale, divided by the number of rows, because the objective is the sum over rows; None without a loss scale."""
+    scale = scale_of(policy, state)
+    return scale if scale is None else scale / (shard.row_ids.shape[0] * (1 if axis_name is None else axis_size(axis_name)))
+
+
+def scale_of_heads(model: Model, factor: Array | None) -> dict[str, Array]:
+    """The argument of `model.apply` by which heads scale their gradients, because they ignore a factor of the objective."""
+    return {} if factor is None or model.symbol is None else {"loss_scale": factor}
 
 
 def random_numbers(settings: GradientSettings, state: TrainState, number: Any, row_ids: Any) -> dict[str, Any]:
@@ -369,7 +391,9 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
 def cut_shard(model: Model, shard: BatchShard, count: int) -> BatchShard:
     """Cut the rows of a shard into micro-batches: arrays have a leading axis of `count`."""
 
-    def cut(x: Array, axis: int = 0) -> Array:
+    def cut(x: Array, axis: int | None = 0) -> Array:
+        if axis is None:
+            return jnp.broadcast_to(x, (count, *x.shape))
         shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
         return jnp.moveaxis(x.reshape(shape), axis, 0)
 

@@ -17,13 +17,14 @@ from jfit.init import InitDesc, default
 from jfit.init import get as get_initializer
 from jfit.init.core import distribution_of
 from jfit.init.sampling import Fixed, split_seed
-from jfit.lowering.model import Aux, Model, Params, flatten_names, specs_of
+from jfit.lowering.model import Aux, Model, Params, Policy, flatten_names, specs_of
 from jfit.metrics import Metric
 from jfit.optim import EmaState, Optimizer, ema_params
 from jfit.optim.registry import get_for, in_structure
 from jfit.optim.several import by_pattern
 from jfit.programs import Program
-from jfit.step.totals import zero_totals
+from jfit.step.loss_scale import LossScale, first_scale
+from jfit.step.totals import norms_of, zero_totals
 
 
 class TrainState(NamedTuple):
@@ -41,6 +42,7 @@ class TrainState(NamedTuple):
         key: PRNG key data, uint32; a typed key works too, but costs dispatch time.  Each step folds its number into it.
         local: state of the gradient reduction that differs between devices (see `jfit.step.reduce`), with a leading device
             axis; None if the reduction has no state.
+        loss_scale: `jfit.step.loss_scale.LossScale` of float16 training; None for policies without a loss scale.
 
     Example:
         >>> import jax.numpy as jnp, jfit
@@ -58,6 +60,7 @@ class TrainState(NamedTuple):
     base_lr: Array | None
     key: Array
     local: Any = None
+    loss_scale: LossScale | None = None
 
 
 def split_params(model: Model, params: Params, frozen: Sequence[str] = ()) -> tuple[Params, Params]:
@@ -92,6 +95,8 @@ def init_state(
     metrics: Sequence[Metric] = (),
     learning_rate: float | None = None,
     frozen: Sequence[str] = (),
+    log: str | Sequence[str] = (),
+    policy: Policy | str | None = None,
 ) -> TrainState:
     """Create the state before the first training step: draw parameters, initialize the optimizer.
 
@@ -108,6 +113,8 @@ def init_state(
         metrics: the metrics passed to `train_step`, whose running sums are in the state.
         learning_rate: base learning rate, number or scalar array; None for the default of the optimizer.
         frozen: names or glob patterns of parameters that are not trained.
+        log: the argument `log` of `train_step`, whose running sums are in the state.
+        policy: the argument `policy` of `train_step`, whose loss scale is in the state; only for "float16".
 
     Returns:
         `TrainState` on the default device.
@@ -139,15 +146,19 @@ def init_state(
     _check_multipliers(optimizer, model, drawn)
     trainable, _ = split_params(model, drawn, frozen)
     base_lr, bound = _base_lr(optimizer, learning_rate), model.bound(inputs) if inputs else model
+    norms = norms_of(log)
+    if both := sorted({*norms} & {*bound.logged}):
+        raise ValueError(f"log has {both[0]!r}, but the loss returns a value to log with the same name; rename that value")
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=drawn,
         aux=drawn_aux,
         # Compiled, init is one program instead of one per shape.  The copies ensure that no donated buffer is shared.
         opt_state=jax.tree.map(own_buffer, Program(optimizer.init, jax.jit, name="init_optimizer")(trainable)),
-        metrics=zero_totals(metrics, bound.logged, bound.num_losses),
+        metrics=zero_totals(metrics, (*bound.logged, *norms), bound.num_losses),
         base_lr=None if base_lr is None else jnp.array(base_lr, jnp.float32),  # a copy, because the state is donated
         key=run_key,
+        loss_scale=first_scale(policy),
     )
 
 

@@ -13,11 +13,30 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.checks import one_of
 from jfit.lowering.model import Model, row_weights
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.metrics import Metric
 from jfit.metrics.core import added, exact, zero_sums
 from jfit.ops.rows import MaybeLayout
+
+NORMS = ("grad_norm", "update_norm")
+
+
+def norms_of(log: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names in the argument `log` of `train_step` that are norms: all but "lr", which is reported in any case.
+
+    Raises:
+        ValueError: an unknown name.
+
+    Example:
+        >>> norms_of(("lr", "grad_norm"))
+        ('grad_norm',)
+    """
+    names = (log,) if isinstance(log, str) else tuple(log)
+    for name in names:
+        one_of(("lr", *NORMS), log=name)
+    return tuple(name for name in NORMS if name in names)
 
 
 class Totals(NamedTuple):
@@ -28,7 +47,8 @@ class Totals(NamedTuple):
             rows, (2, 2), or (2, 2, losses) for a model with several losses; one array, because every array costs dispatch time.
         first_bad_step: number of the first step with a loss that was not finite, int32 scalar; -1 if there is none.
         metrics: for each metric its running sums, with the structure of `Metric.init()`.
-        logged: for each value that the loss of the model logs (`Model.logged`), by name, sums as in `loss`.
+        logged: for each value that the loss of the model logs (`Model.logged`), and each of `NORMS` that is logged, by name,
+            sums as in `loss`.
     """
 
     loss: Array
@@ -42,7 +62,7 @@ def zero_totals(metrics: Sequence[Metric] = (), logged: Iterable[str] = (), loss
 
     Args:
         metrics: the metrics to sum.
-        logged: names of the values that the loss logs: `Model.logged` of a model for which they are known.
+        logged: names of the values that the loss logs: `Model.logged` of a model for which they are known; and of `NORMS`.
         losses: `Model.num_losses`.  With 1 for a model of several losses, the mean loss of each batch is weighted by the
             positions of the first loss.
 
@@ -170,12 +190,12 @@ def metric_stats(
     return tuple(s if m.merge is None else jax.tree.map(placed, s) for m, s in zip(metrics, stats, strict=True))
 
 
-def batch_metrics(metrics: Sequence[Metric], stats: Sequence[Any]) -> dict[str, Array]:
-    """Compute the metrics of one batch inside a step.
+def batch_metrics(metrics: Sequence[Metric], shared: Any) -> dict[str, Array]:
+    """Compute the metrics of one batch, and the values that its loss logs, inside a step.
 
     Args:
         metrics: metrics that are computed on the devices.
-        stats: sums of the batch over all devices, one entry per metric (`Shared.metrics`).
+        shared: sums of the batch (`jfit.step.Shared`) over all devices.
 
     Returns:
         dict name -> scalar array.  Values that are arrays, such as a confusion matrix, are left out.
@@ -183,14 +203,15 @@ def batch_metrics(metrics: Sequence[Metric], stats: Sequence[Any]) -> dict[str, 
     Raises:
         ValueError: the function `compute` of a metric cannot be traced by JAX.
     """
-    return _scalars(metrics, [m.update(m.init(), merged(m, part)) for m, part in zip(metrics, stats, strict=True)])
+    results = _scalars(metrics, [m.update(m.init(), merged(m, s)) for m, s in zip(metrics, shared.metrics, strict=True)])
+    return joined(results, {name: total / jnp.maximum(count, 1e-30) for name, (total, count) in shared.logged.items()})
 
 
-def step_names(metrics: Sequence[Any]) -> tuple[str, ...]:
-    """Names of the values of a step that are recorded: "loss", "lr" and the scalar metrics, as `batch_metrics` returns them."""
-    names: list[str] = []
-    jax.eval_shape(lambda: names.extend(_scalars(metrics, [m.init() for m in metrics])))  # dicts of results are sorted by name
-    return ("loss", "lr", *names)
+def step_names(metrics: Sequence[Any], logged: Iterable[str] = ()) -> tuple[str, ...]:
+    """Names of the values of a step that are recorded: "loss", "lr", and the names of the result of `batch_metrics`."""
+    names: dict[str, Any] = {}
+    jax.eval_shape(lambda: names.update(_scalars(metrics, [m.init() for m in metrics])))  # dicts of results are sorted by name
+    return ("loss", "lr", *joined(names, dict.fromkeys(logged)))
 
 
 def _scalars(metrics: Sequence[Metric], sums: Sequence[Any]) -> dict[str, Array]:

@@ -31,14 +31,15 @@ from jfit.optim.rows import SparseRows, coalesce, on_values
 from jfit.optim.schedules import Schedule
 from jfit.programs import ByIdentity, Constants, depends_on_more, made, read_key
 from jfit.step.layout import WHOLE, Layout, mesh_size, on_each_device
+from jfit.step.loss_scale import all_finite, scale_of
 from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
 from jfit.step.regularizers import penalty_and_gradients, with_penalty
-from jfit.step.skipping import unless_bad
+from jfit.step.skipping import counting_updates, unless_bad, unless_overflow
 from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, optimizer_of, split_params
 from jfit.step.totals import batch_metrics as metrics_of
-from jfit.step.totals import fold
+from jfit.step.totals import fold, norms_of
 
 
 class StepOut(NamedTuple):
@@ -54,7 +55,8 @@ class StepOut(NamedTuple):
         outputs: outputs of the model; None unless the step was made by `train_step(..., outputs=True)`.
         gradients: gradients by name, summed over the rows of this device, before the reduction over devices; those of
             embedding tables are `jfit.optim.SparseRows`.  None unless the step was made with gradients=True.
-        metrics: metrics of this batch over all devices, name -> scalar.  None unless the step was made with batch_metrics=True.
+        metrics: metrics of this batch over all devices, values that its loss logs, and norms (`log`), name -> scalar.  None
+            unless the step was made with batch_metrics=True; with `log` alone, only the norms.
 
     Example:
         >>> import jax.numpy as jnp
@@ -133,24 +135,30 @@ class TrainStep:
             batch in graphs, Equinox modules, and functions that take `row_ids`; in others, each part has its own `key`.
         clip_norm: maximum global L2 norm of the rescaled gradients; None: no limit.
         clip_value: maximum absolute value of each element of the rescaled gradients; None: no limit.
-        policy: mixed precision, `Policy("bfloat16")` or "bfloat16", but not "float16"; None: no casts.
+        policy: mixed precision, `Policy("bfloat16")` or "bfloat16"; None: no casts.  "float16" needs a state made by
+            `init_state(..., policy="float16")`: a step whose reduced gradients are not all finite leaves parameters, optimizer
+            state and auxiliary states unchanged, and halves the loss scale in the state (see `Policy`).  `state.step` counts
+            it, schedules and the optimizer do not.
         rescale: r, "mean" for 1 / Σᵢ wᵢ over all devices, or a number, which may be traced.
         sync_batch_stats: compute batch statistics over all devices instead of over each device's shard of the batch.
         outputs: return the outputs of the model in `out.outputs`.
         gradients: return the gradients of the rows of each device, before the reduction, in `out.gradients`.
         reduce: how gradients are reduced over devices: a `Reduce`, or a name such as "psum" or "sharded" (see
             `jfit.step.reduce`); None: "psum", they are summed.
-        batch_metrics: return the metrics of the batch that are scalars in `out.metrics`.
+        batch_metrics: return the metrics of the batch that are scalars, and the values that its loss logs, in `out.metrics`.
         regularizers: name or glob pattern of trainable parameters -> function of one parameter that returns a scalar, such as
             `jfit.regularizers.l2(1e-4)`.  Their sum is added to the mean loss, and its gradient to the rescaled gradients
             before clipping; None: no regularizers.
         skip_nonfinite: leave parameters, optimizer state, auxiliary states and running sums unchanged if the loss, or one of
             these, is nan or infinite after the update; `out.first_bad_step` is then the number of the step.
+        log: names of further values to return in `out.metrics` and to add to the running sums: "grad_norm", ‖g‖₂ of the
+            rescaled gradients g over all parameters and devices, before clipping and weight decay; "update_norm", ‖θ' − θ‖₂ of
+            what the step added to the parameters.  "lr" is accepted; it is `out.lr` in any case.
 
     Raises:
-        ValueError: an invalid argument (a limit of gradients that is not above 0, the policy "float16", a schedule for an
-            optimizer that has its own learning rate).  The step raises one, when it is traced, for a batch without rows, and if
-            `frozen` leaves nothing to train.
+        ValueError: an invalid argument (a limit of gradients that is not above 0, a schedule for an optimizer that has its
+            own learning rate).  The step raises one, when it is traced, for a batch without rows, if `frozen` leaves nothing to
+            train, and if the state has no loss scale, but the policy needs one.
         TypeError: by the step, when it is traced: the batch has another type.
 
     Example:
@@ -184,11 +192,10 @@ class TrainStep:
     batch_metrics: bool = False
     regularizers: Mapping[str, Callable[[Array], Any]] | None = None
     skip_nonfinite: bool = False
+    log: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
         policy, reduce = Policy(self.policy) if isinstance(self.policy, str) else self.policy, get_reduce(self.reduce)
-        if policy is not None and jnp.dtype(policy.compute) == jnp.float16:
-            raise ValueError(f'policy {policy.compute!r} needs a scaled loss, which jfit does not have; pass policy="bfloat16"')
         reasons = {
             "loss_per_batch": "with loss_per_batch=True the loss of a batch is not the sum of the losses of its parts",
             "batch_means": "several losses, one with an ignore_index, are means over different positions of the whole batch",
@@ -196,7 +203,12 @@ class TrainStep:
         for trait, reason in reasons.items():
             if trait in self.model.traits and self.micro_batches != 1:
                 raise ValueError(f"micro_batches is {self.micro_batches}, but {reason}; set micro_batches=1")
-        vars(self).update(policy=policy, reduce=reduce, metrics=tuple(self.metrics))
+        norms = norms_of(self.log)
+        scaled = policy is not None and policy.scaling is not None
+        if (norms or scaled) and not reduce.shared:
+            what = f"log has {norms[0]!r}" if norms else f"policy {policy.compute!r} has a loss scale"  # pyright: ignore
+            raise ValueError(f"{what}, but with this reduce= every device has its own gradients; leave out one of the two")
+        vars(self).update(policy=policy, reduce=reduce, metrics=tuple(self.metrics), log=norms)
         self.rule  # noqa: B018, checks the settings of the update
 
     @functools.cached_property
@@ -281,19 +293,30 @@ class TrainStep:
             extra, penalties = penalty_and_gradients(self.regularizers, trainable, self.model.tables)
             shared = with_penalty(shared, extra)
         loss = _mean_loss(sums._replace(shared=shared))
-        trainable, opt_state, lr = self.rule(state, trainable, gradients, sums.rows, loss, penalties)
+        counted, good, is_new = state, None, True
+        if scale_of(cast(Any, self.policy), state) is not None:
+            counted, good = counting_updates(state), all_finite(gradients)
+        trainable, opt_state, lr, norms = self.rule(counted, trainable, gradients, sums.rows, loss, penalties, self.log)
         trainable = trainable if layout is None else layout.cut(trainable)
         params = {k: trainable[k] if k in trainable else frozen[k] for k in state.params}
         if weighted:  # a batch whose weights sum to 0 changes nothing
             by_rows = _tables(gradients) if self.rule.by_rows else ()
             learned, old = (params, opt_state, aux), (state.params, state.opt_state, state.aux)
             params, opt_state, aux = select(sums.rows > 0, learned, old, always_new=by_rows)
+        if norms:  # their means are over the batches with an update
+            done = sums.rows > 0 if good is None else good & (sums.rows > 0)
+            logged = {name: (jnp.where(done, x, 0), done.astype(float)) for name, x in norms.items()}
+            shared = shared._replace(logged={**shared.logged, **logged})
         totals = None if state.metrics is None else fold(self.metrics, state.metrics, shared, state.step, loss)
-        after = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
+        after = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local, state.loss_scale)
+        if good is not None:
+            after = unless_overflow(after, state, good, cast(Policy, self.policy))
         if self.skip_nonfinite:
-            after = unless_bad(after, state, loss, jnp.sum(shared.loss[1]))
+            after, is_new = unless_bad(after, state, loss, jnp.sum(shared.loss[1]))
+        if "update_norm" in norms:
+            norms["update_norm"] = jnp.where(done & is_new, norms["update_norm"], 0)
         after = after if layout is None else layout.constrained(after)
-        of_batch = metrics_of(self.metrics, shared.metrics) if self.batch_metrics else None
+        of_batch = metrics_of(self.metrics, shared) | norms if self.batch_metrics else norms or None
         first_bad_step = None if totals is None else after.metrics.first_bad_step
         return after, StepOut(loss + 0, loss, lr, first_bad_step, sums.outputs, None, of_batch)
 
@@ -339,7 +362,7 @@ def update_step(
     def step(state: TrainState, gradients: Params, *, axis_name: str | None = None) -> TrainState:
         gradients, _, local = reduce.apply(gradients, (), state.local, axis_name)
         trainable = {k: state.params[k] for k in gradients}
-        trainable, opt_state, _ = rule(state, trainable, gradients, jnp.ones(()), jnp.float32(jnp.nan))
+        trainable, opt_state, _, _ = rule(state, trainable, gradients, jnp.ones(()), jnp.float32(jnp.nan))
         return state._replace(step=state.step + 1, params={**state.params, **trainable}, opt_state=opt_state, local=local)
 
     return step
@@ -390,8 +413,9 @@ class UpdateRule(NamedTuple):
         total: Array,
         loss: Array,
         added: Params | None = None,
-    ) -> tuple[Params, Any, Array | None]:
-        """Return (new trainable parameters, new optimizer state, learning rate of the update or None if it is unknown).
+        log: Sequence[str] = (),
+    ) -> tuple[Params, Any, Array | None, dict[str, Array]]:
+        """Return (new trainable parameters, new optimizer state, learning rate of the update or None if it is unknown, norms).
 
         Args:
             state: state before the update.
@@ -400,6 +424,7 @@ class UpdateRule(NamedTuple):
             total: sum of the row weights over all devices.
             loss: mean loss of the batch, which optax passes to optimizers that use it; nan if it is unknown.
             added: gradients by name that are added to the rescaled gradients, those of regularizers; None: none.
+            log: names of the norms to compute, of `jfit.step.totals.NORMS`.
         """
         base = state.base_lr
         if base is None and self.rate_of is not None:
@@ -412,17 +437,29 @@ class UpdateRule(NamedTuple):
             size = len(trainable[name])  # duplicate rows are summed, because clip_norm must not add the norm of a row twice
             tables[name] = coalesce(g, size) if self.by_rows else g.dense(size)
 
-        def change(tree: Params) -> Params:
+        def mean(tree: Params, added: Params) -> Params:
             scaled = jax.tree.map(lambda g: _scaled(g, factor, is_exact), tree)
-            scaled |= {name: scaled[name] + g.astype(scaled[name].dtype) for name, g in (added or {}).items()}
-            return _clip(scaled, self.limits.norm, self.limits.value)
+            return scaled | {name: scaled[name] + g.astype(scaled[name].dtype) for name, g in added.items()}
 
-        gradients = on_values(change, {**gradients, **tables}) if tables else change(gradients)
+        def change(tree: Params) -> Params:
+            return _clip(mean(tree, added or {}), self.limits.norm, self.limits.value)
+
+        summed = {**gradients, **tables} if tables else gradients
+        gradients = on_values(change, summed) if tables else change(summed)
         passed = self.optimizer.takes_rate and lr is not None
         extra = {"value": loss} | ({"learning_rate": lr} if passed else {})
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)
         lr = lr if passed else own_rate(self.optimizer, state.opt_state, opt_state)
-        return apply_updates(trainable, updates), opt_state, lr
+        new, norms = apply_updates(trainable, updates), dict[str, Array]()
+        # Without the barriers, XLA fuses norms and update, which then rounds differently.
+        if "grad_norm" in log:
+            values = {name: g.values if isinstance(g, SparseRows) else g for name, g in summed.items()}
+            norms["grad_norm"] = _norm(mean(*lax.optimization_barrier((values, added or {}))))
+        if "update_norm" in log:
+            rows = {name: _within(u, len(new[name])) for name, u in _tables(cast(Params, updates)).items()}
+            dense = {name: (new[name], trainable[name]) for name in new if name not in rows}
+            norms["update_norm"] = _norm(rows | {k: wide(x) - wide(y) for k, (x, y) in lax.optimization_barrier(dense).items()})
+        return new, opt_state, lr, norms
 
 
 def _tables(gradients: Mapping[str, Any]) -> dict[str, SparseRows]:
@@ -500,6 +537,15 @@ def _scaled(g: Array, factor: Any, exact: bool) -> Array:
     # jfit's optimizers compute in float32: rescale 16-bit gradients in float32 too, to keep their precision.
     g = wide(g) if exact and is_small(g) else g
     return g * jnp.asarray(factor, g.dtype)
+
+
+def _norm(arrays: Params) -> Array:
+    return optax.global_norm(jax.tree.map(wide, arrays)).astype(float)
+
+
+def _within(rows: SparseRows, size: int) -> Array:
+    """The values of coalesced rows, with zeros for those that are not in the table."""
+    return jnp.where((rows.indices < size).reshape(-1, *(1,) * (rows.values.ndim - 1)), rows.values, 0)
 
 
 def _clip(gradients: Params, norm: Any, value: Any) -> Params:

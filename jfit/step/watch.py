@@ -18,8 +18,19 @@ from jfit.lowering.interpret import Interpretation, entry_name
 from jfit.lowering.model import Aux, Model, Params, joint_losses, loss_sums, objective, plan_of, weight_sum
 from jfit.lowering.taps import Point, run_tapped
 from jfit.ops.rows import MaybeLayout, RowLayout
+from jfit.step.loss_scale import unscaled
 from jfit.step.regularizers import penalty_and_gradients
-from jfit.step.slices import BatchShard, GradientSettings, cut_shard, fill_padding, mask_padding, random_numbers, shard_of
+from jfit.step.slices import (
+    BatchShard,
+    GradientSettings,
+    cut_shard,
+    fill_padding,
+    loss_factor,
+    mask_padding,
+    random_numbers,
+    scale_of_heads,
+    shard_of,
+)
 from jfit.step.state import TrainState, split_params
 
 STATISTICS = ("minimum", "maximum", "sum", "norm", "zeros", "nans", "infinities", "count")  # the first four of finite values
@@ -46,7 +57,8 @@ class Watched(NamedTuple):
         nodes: `Statistics` of each of `Watch.points`.
         gradients: name of a trainable parameter -> float32 array (8,), see `STATISTICS`, of the gradient of the mean loss,
             with regularizers, before clipping.
-        total: sum of the row weights over all devices, by which gradients of nodes are divided to get those of the mean loss.
+        total: sum of the row weights over all devices, times the factor of the loss if the policy has a loss scale, by which
+            gradients of nodes are divided to get those of the mean loss.
         aux: name of an auxiliary state -> whether it is finite after the step on this device.
     """
 
@@ -90,11 +102,13 @@ class Watch:
         model = self.model.bound(parts_of(batch)[0])
         shard = shard_of(model, batch, axis_name)
         trainable, others = split_params(self.model, state.params, self.frozen)
+        factor = loss_factor(self.settings.policy, state, shard, axis_name)
 
         def part(aux: Aux, numbered: tuple[Array, BatchShard]) -> Any:
             number, shard = numbered
             drawn = random_numbers(self.settings, state, number, shard.row_ids)
-            return self._part(model, trainable, others, aux, shard, drawn | {"axis_name": axis_name})
+            drawn |= {"axis_name": axis_name, "step": state.step}
+            return self._part(model, trainable, others, aux, shard, drawn, factor)
 
         parts = jnp.arange(self.settings.micro_batches), cut_shard(model, shard, self.settings.micro_batches)
         aux, (gradients, totals, nodes) = lax.scan(part, state.aux, parts)
@@ -106,25 +120,35 @@ class Watch:
             added = penalty_and_gradients(self.regularizers, trainable, self.model.tables)[1]
             mean |= {k: mean[k] + g.astype(mean[k].dtype) for k, g in added.items()}
         finite = {k: jnp.isfinite(x).all() for k, x in aux.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+        total = total if factor is None else total * factor
         return Watched(nodes, {k: _statistics(g) for k, g in mean.items()}, total, finite)
 
     def _part(
-        self, model: Model, trainable: Params, others: Params, aux: Aux, shard: BatchShard, options: dict[str, Any]
+        self,
+        model: Model,
+        trainable: Params,
+        others: Params,
+        aux: Aux,
+        shard: BatchShard,
+        options: dict[str, Any],
+        factor: Array | None,
     ) -> Any:
         """Return (new auxiliary states, (gradients summed over rows, sum of the row weights, statistics)) of a micro-batch."""
         options |= {"train": True, "weight": shard.weight, "policy": self.settings.policy}
-        options |= {"sync_batch_stats": self.settings.sync_batch_stats}
+        options |= {"sync_batch_stats": self.settings.sync_batch_stats, **scale_of_heads(model, factor)}
         inputs, rows = fill_padding(model, shard), shard.row_ids.shape[0]
 
         def run(trainable: Params, sinks: Mapping[str, Array]) -> Any:
             recorder = _Recorder(shard.weight, sinks)
             value, new_aux, losses = _forward(model, ({**others, **trainable}, aux, inputs), options, recorder)
             self.points = recorder.points
+            value = value if factor is None else value * factor
             return value, (new_aux, weight_sum(model, losses, shard.weight, rows), recorder.statistics, recorder.observed)
 
         names = jax.eval_shape(lambda p: run(p, {})[1][3], trainable)
         sinks = dict.fromkeys(names, jnp.zeros(len(STATISTICS)))
         (gradients, observed), (new_aux, total, statistics, _) = jax.grad(run, argnums=(0, 1), has_aux=True)(trainable, sinks)
+        gradients = gradients if factor is None else unscaled(gradients, factor)
         gradients, new_aux = mask_padding(shard.weight, gradients, new_aux, aux)
         nodes = [s._replace(gradient=observed.get(p.name)) for p, s in zip(self.points, statistics, strict=True)]
         return new_aux, (gradients, total, tuple(nodes))
@@ -133,11 +157,12 @@ class Watch:
 def _forward(model: Model, arguments: tuple[Params, Aux, Any], options: dict[str, Any], recorder: _Recorder) -> Any:
     """Return (objective, new auxiliary states, sums of the losses), with a tap on the nodes of the graph or function."""
     weight, inputs = options["weight"], arguments[2]
+    step, options = options["step"], {name: value for name, value in options.items() if name != "step"}
     tap: dict[str, Any] = {} if model.symbol is None else {"how": Interpretation(tap=recorder)}
 
     def run(params: Params, aux: Aux, inputs: Any) -> Any:
         values, new_aux = model.apply(params, aux, inputs, **options, **tap)
-        joint = joint_losses(model, values, inputs, weight, params, new_aux, options["axis_name"])
+        joint = joint_losses(model, values, inputs, weight, params, new_aux, options["axis_name"], step)
         return objective(model, values, inputs, weight, joint), (values, new_aux, joint)
 
     if model.symbol is None:
@@ -164,7 +189,9 @@ def _forward(model: Model, arguments: tuple[Params, Aux, Any], options: dict[str
 
 def _layout(model: Model, kind: str, name: str, x: Any, options: dict[str, Any]) -> MaybeLayout:
     axis, rows = model.batch_axes.get(name, 0), options["row_ids"].shape[0]
-    return RowLayout(axis, 1, rows, 1) if kind == "input" and x.ndim > axis and x.shape[axis] == rows else None
+    if kind != "input" or axis is None or x.ndim <= axis or x.shape[axis] != rows:
+        return None
+    return RowLayout(axis, 1, rows, 1)
 
 
 # ------------------------------------------------------------------------------------------------ statistics

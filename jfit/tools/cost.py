@@ -159,6 +159,7 @@ def cost(
     loss_weights: Any = None,
     loss_per_batch: bool = False,
     gather_outputs: bool = False,
+    row_axes: Any = 0,
     sync_batch_stats: bool = False,
     ema: Any = None,
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None,
@@ -178,7 +179,7 @@ def cost(
             `Symbol` are inferred if they are left out.  A shape is a tuple of integers (float32), or a jax.ShapeDtypeStruct.
         batch_size: number of rows of a step over all devices, which replaces that of `inputs`.  Default: that of `inputs`.
         optimizer, optimizer_params, schedule, schedule_params, ema, frozen, micro_batches, clip_norm, clip_value: as for `fit`.
-        loss, loss_weights, loss_per_batch, gather_outputs, regularizers, sync_batch_stats, policy, nan: as for `fit`.
+        loss, loss_weights, loss_per_batch, gather_outputs, row_axes, regularizers, sync_batch_stats, policy, nan: as for `fit`.
         devices: as for `fit`, but not "auto".
         params: pytree of the parameters of a function, arrays or jax.ShapeDtypeStruct; default: those of the module.
         aux: auxiliary states, likewise.
@@ -264,7 +265,7 @@ class _Step:
         model, params, aux = split_trained(model, options.params, options.aux)
         if callable(model) and not isinstance(model, Model | Symbol) and adapter_of(model) is None:
             params, aux = jax.tree.map(spec_of, (params, aux))  # so that the parameters of a function are not copied
-        of_losses = {name: getattr(options, name) for name in ("loss_weights", "loss_per_batch", "gather_outputs")}
+        of_losses = {name: getattr(options, name) for name in ("loss_weights", "loss_per_batch", "gather_outputs", "row_axes")}
         model = model_and_values(model, options.loss, params, aux, **of_losses)[0]
         self.specs = _batch_specs(model, inputs)
         self.rows = rows(check_batch(Batch(self.specs), model.batch_axes), model.batch_axes)
@@ -278,7 +279,7 @@ class _Step:
         whole, part = _resized(self.specs, size, axes), Batch(_resized(self.specs, size // count, axes))
 
         def initial() -> tuple[TrainState, dict[str, Any]]:
-            state = init_state(model, self.chosen.optimizer, whole, frozen=options.frozen)
+            state = init_state(model, self.chosen.optimizer, whole, frozen=options.frozen, policy=options.policy)
             trainable, _ = split_params(model, state.params, options.frozen)
             return state._replace(local=get_reduce(options.reduce).init(trainable)), trainable
 
@@ -351,8 +352,8 @@ def _batch_specs(model: Model, inputs: Any) -> Specs:
 def _resized(specs: Specs, count: int, axes: Mapping[str, int]) -> Specs:
     """The specs with another number of rows."""
 
-    def resized(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        return (*shape[:axis], count, *shape[axis + 1 :])
+    def resized(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+        return shape if axis is None else (*shape[:axis], count, *shape[axis + 1 :])
 
     return {n: jax.ShapeDtypeStruct(resized(s.shape, axes.get(n, 0)), s.dtype) for n, s in specs.items()}
 

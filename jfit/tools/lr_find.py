@@ -205,6 +205,7 @@ def lr_find(
     loss_weights: Any = None,
     loss_per_batch: bool = False,
     gather_outputs: bool = False,
+    row_axes: Any = 0,
     data_on_device: bool | str = "auto",
     sync_batch_stats: bool = False,
     label: Any = None,
@@ -220,7 +221,7 @@ def lr_find(
         model, train_data, batch_size, optimizer, optimizer_params, initializer, devices, shuffle, seed: as for `fit`.  A
             "learning_rate" in optimizer_params is ignored.
         frozen, micro_batches, clip_norm, clip_value, policy, params, aux, data_on_device, sync_batch_stats: as for `fit`.
-        loss, loss_weights, loss_per_batch, gather_outputs: as for `fit`.
+        loss, loss_weights, loss_per_batch, gather_outputs, row_axes: as for `fit`.
         label, sample_weight, class_weight, regularizers: as for `fit`.  Gradients of several devices are summed
             (reduce="psum").
         start: learning rate of the first step.

@@ -16,7 +16,7 @@ import numpy as np
 
 from jfit import optim
 from jfit.callbacks.base import Callback, Event
-from jfit.checkpoints.checkpoint import arrays_of
+from jfit.checkpoints.checkpoint import arrays_of, whole
 from jfit.checkpoints.fingerprint import ENVIRONMENT, changes_of
 from jfit.checkpoints.saved import TENSORS, folders_of, read, record_of, step_of
 from jfit.fit import fit
@@ -229,6 +229,8 @@ def fit_arguments(meta: Mapping[str, Any], options: Mapping[str, Any], caller: s
     names = [name for name in DECIDING if not name.startswith("optimizer")]
     values = {name: saved.get(name) for name in names} | (meta.get("arguments") or {})
     values = {name: value for name, value in values.items() if value is not None and name not in options}
+    for name in ("num_epoch", "num_steps") if {"num_epoch", "num_steps"} & {*options} else ():
+        values.pop(name, None)
     optimizer = str(saved.get("optimizer")).split(" ")[0]
     if optimizer in optim.OPTIMIZERS:
         values["optimizer"] = optimizer
@@ -264,8 +266,11 @@ def _is_described(value: Any) -> bool:
 def _train(comparison: _Comparison, train_data: Any, model: Any, options: Mapping[str, Any]) -> None:
     start, stop = comparison.metas[0], comparison.metas[-1]
     model, arguments = model_of(stop, model), fit_arguments(stop, options)
-    end = stop["position"]["epoch"] + bool(stop["position"]["batch"])
-    arguments["num_epoch"] = max(arguments.get("num_epoch", end), end)
+    if "num_steps" in arguments:
+        arguments["num_steps"] = max(arguments["num_steps"], stop["position"]["step"])
+    else:
+        end = stop["position"]["epoch"] + bool(stop["position"]["batch"])
+        arguments["num_epoch"] = max(arguments.get("num_epoch", end), end)
     try:
         resume = {"resume": comparison.folders[0], "resume_with": "any"}
         fit(model, train_data, **arguments, **resume, callbacks=[comparison.callback()], progress=False)
@@ -308,7 +313,7 @@ class _Comparison:
             if position["step"] > self.metas[self.next]["position"]["step"]:
                 event.run.stop("verify: a step is missing")
             return state
-        expected = read(self.folders[self.next]).arrays[TENSORS]
+        expected = whole(read(self.folders[self.next])).arrays[TENSORS]
         self.leaves, self.differences = len(expected), _differences(expected, arrays_of(event.run.snapshot())[0])
         if self.differences or self.next == len(self.metas) - 1:
             self.is_complete = not self.differences

@@ -88,7 +88,7 @@ def labels(value: float, row: int = 7) -> np.ndarray:
         ],
         ({"optimizer_params": {"momentun": 0.9}}, "momentun"),
         ({"policy": "bfloat17"}, "policy is 'bfloat17'; expected a floating-point dtype"),
-        ({"policy": "float16"}, "policy 'float16' needs a scaled loss, which jfit does not have; pass policy=\"bfloat16\""),
+        ({"policy": jfit.Policy("float16", -1.0)}, "loss_scale is -1.0; expected a number above 0"),
         ({"callbacks": [3]}, "callbacks: found 3 of type int"),
         ({"checkpoint": "unused", "checkpoint_every": "batch"}, "checkpointing: every is 'batch'"),
         ({"resume_with": "bogus"}, "resume_with has 'bogus'; expected 'any', or names of these: model, optimizer"),
@@ -171,7 +171,7 @@ def test_labels_as_a_third_argument_are_recognized(x, y):
         ("learning_rate", r"; use optimizer_params=\{'learning_rate': \.\.\.\}"),
         ("lr", r"; use optimizer_params=\{'learning_rate': \.\.\.\}"),
         ("batchsize", "; did you mean 'batch_size'"),
-        ("bogus", "$"),
+        ("xyz", "$"),
     ],
 )
 def test_unknown_arguments_are_named_with_what_fit_has_instead(name, text):

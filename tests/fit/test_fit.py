@@ -246,6 +246,6 @@ def test_options_are_the_arguments_of_fit_and_those_that_lr_find_and_cost_share_
     arguments = {name: p.default for name, p in list(inspect.signature(jfit.fit).parameters.items())[3:]}
     options = {field.name: field.default for field in dataclasses.fields(FitOptions)}
     assert options == arguments
-    for tool, count in ((jfit.lr_find, 24), (jfit.cost, 22)):
+    for tool, count in ((jfit.lr_find, 25), (jfit.cost, 23)):
         shared = {name: p.default for name, p in inspect.signature(tool).parameters.items() if name in options}
         assert len(shared) == count and shared.items() <= (options | {"batch_size": shared["batch_size"]}).items()

@@ -42,9 +42,10 @@ net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc"
 net = jfit.sym.SoftmaxOutput(net, name="softmax")
 start = {"fc_weight": np.full((2, 5), 0.1, "float32"), "fc_bias": np.zeros(2, "float32")}
 options = dict(eval_data=(x[:7], y[:7]), batch_size=16, num_epoch=2, params=start, devices="all", progress=False)
+options |= {"eval_every": jfit.every(steps=3)}  # also within epochs of 4 steps
 run = jfit.fit(net, (x, y), **options)
 jobs.report(rank=jfit.distributed.rank(), count=jfit.distributed.num_processes(), devices=len(run.settings.devices))
-jobs.report(weight=run.params["fc_weight"], losses=[row["val_loss"] for row in run.history.epochs])
+jobs.report(weight=run.params["fc_weight"], losses=run.history.column("val_loss", "evaluations"))
 
 odd = 1 + jfit.distributed.rank()
 calls = {
@@ -109,7 +110,8 @@ def test_two_processes_train_as_one(tmp_path):
     exec(QUICK.replace("jfit.distributed.init()", "").replace('"all"', "2").split("jobs.report")[0], namespace)
     run = namespace["run"]
     np.testing.assert_allclose(first["weight"], run.params["fc_weight"], rtol=1e-5)
-    np.testing.assert_allclose(first["losses"], run.history.column("val_loss"), rtol=1e-5)
+    assert run.history.column("step", "evaluations") == [3, 6, 8]
+    np.testing.assert_allclose(first["losses"], run.history.column("val_loss", "evaluations"), rtol=1e-5)
 
 
 def test_parts_of_data_are_disjoint_and_complete():
@@ -180,7 +182,7 @@ def test_arrays_from_the_host_train_score_and_predict_as_in_one_process(alone, t
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_streams_of_processes_are_one_stream(alone, two_by_two):
-    for name in ("stream_params", "stream_epochs"):
+    for name in ("stream_params", "stream_epochs", "stepped_params", "stepped"):
         np.testing.assert_allclose(two_by_two[0][name], alone[name], rtol=1e-5, atol=1e-6)
     assert two_by_two[0]["stream_score"] == pytest.approx(alone["stream_score"], rel=1e-5)
     predicted = [values["stream_predicted"] for values in two_by_two]  # each has the outputs of its own rows

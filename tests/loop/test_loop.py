@@ -33,17 +33,19 @@ def test_events_are_ordered_and_have_the_position_of_the_run():
         ("epoch_start", 0, 0, 0),
         ("step", 0, 4, 4),
         ("step_log", 0, 4, 4),
+        ("evaluation", 0, 7, 7),
         ("epoch_end", 0, 7, 7),
         ("epoch_start", 1, 0, 7),
         ("step", 1, 1, 8),
         ("step", 1, 5, 12),
         ("step_log", 1, 1, 8),
         ("step_log", 1, 5, 12),
+        ("evaluation", 1, 7, 14),
         ("epoch_end", 1, 7, 14),
         ("fit_end", 2, 0, 14),
     ]
     assert all(e.num_batches == 7 for e in seen)
-    end = seen[4].logs
+    end = seen[5].logs
     assert {"loss", "accuracy", "lr", "time", "samples_per_second", "val_loss", "val_accuracy"} <= set(end)
     assert end["lr"] == pytest.approx(0.1) and end["samples_per_second"] > 0
 

@@ -92,7 +92,10 @@ def streams(rank, count, devices):
     stop.events, stop.every = "step", 1
     stopped = jfit.fit(network(), mine, num_epoch=9, callbacks=[stop], **options)
     run = jfit.fit(network(), mine, mine, num_epoch=2, **options)
+    stepped = jfit.fit(network(), mine, mine, num_steps=6, eval_every=jfit.every(steps=4), **options)
     return {
+        "stepped_params": values(stepped.params),
+        "stepped": stepped.history.column("val_loss", "evaluations"),
         "stream_params": values(run.params),
         "stream_epochs": [row["val_loss"] for row in run.history.epochs],
         "stream_score": run.score(mine),

@@ -74,8 +74,8 @@ def mode(call: Arguments, train: bool) -> dict[str, bool]:
 
 
 def one_row(specs: Any) -> Any:
-    """Zeros of the shapes of one row, with which modules are initialized."""
-    return jax.tree.map(lambda s: jnp.zeros((1, *s.shape[1:]), s.dtype), specs)
+    """Zeros of the shapes of one row, with which modules are initialized; arrays, which have no rows, stay as they are."""
+    return jax.tree.map(lambda s: s if isinstance(s, jax.Array) else jnp.zeros((1, *s.shape[1:]), s.dtype), specs)
 
 
 def initial(kind: str, framework: str, own: Any, passed: Any) -> Any:

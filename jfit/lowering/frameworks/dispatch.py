@@ -83,6 +83,7 @@ def from_module(
 
     Raises:
         TypeError: `module` is no module of a supported framework.
+        ValueError: `row_axes` is passed with an Equinox module.
 
     Example:
         >>> import jax.numpy as jnp, jfit
@@ -95,6 +96,9 @@ def from_module(
     if adapt is None:
         raise TypeError(f"{module!r:.99} is no module of Flax, Equinox, Haiku or Keras; pass a pure function of its parameters")
     adapted = adapt(module, params, aux, inputs)
+    if adapted.framework == "Equinox" and options.get("row_axes", 0) != 0:
+        remedy = "pass a function of (params, x, ...) that maps the module by jax.vmap with its in_axes"
+        raise ValueError(f"row_axes= is passed with an Equinox module, which is called for each row; {remedy}")
     values = {"params": adapted.params, "aux": adapted.aux, "init": adapted.init}
     model = from_adapted(adapted.apply, adapted.call, loss=no_loss if loss is None else loss, **values, **options)
     return model._replace(module=adapted)

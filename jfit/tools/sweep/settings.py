@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jfit import optim
+from jfit.callbacks.intervals import Every
 from jfit.checks import name_hint
 from jfit.graph import Symbol
 from jfit.optim.core import check_numbers
@@ -26,6 +27,7 @@ _INSTEAD = {
     "callbacks": "the members train inside one program; use patience= or halving= of sweep to end members early",
     "devices": "pass devices= to sweep, not in over=: it splits the members over the devices",
     "log_every": "values are recorded once per epoch",
+    "num_steps": "members train whole epochs; pass num_epoch",
     "data_on_device": "sweeps keep the data on the devices",
 }
 # arguments of `fit` that `sweep` accepts, as keyword arguments for all members or as names in over= for each member
@@ -93,6 +95,10 @@ def member_settings(
             options = options.checked(eval_data)
             check_limits(clip_norm=options.clip_norm, clip_value=options.clip_value)
             check_numbers(params)
+            if options.eval_every.epochs is None:
+                raise ValueError(
+                    f"eval_every is {options.eval_every}, but members are evaluated after epochs; pass every(epochs=)"
+                )
         except ValueError as error:
             shown = ", ".join(f"{k}={v}" for k, v in values.items())
             raise ValueError(f"sweep: member {len(result)} ({shown}): {error}") from None
@@ -137,7 +143,7 @@ def _of_optimizer(name: str, optimizer: Any, model: Any, net: Any) -> str:
 
 def token(value: Any) -> Any:
     """A hashable value that is equal for equal settings: numbers and texts by value, other objects by identity."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float | str | Every):
         return type(value).__name__, value
     if isinstance(value, list | tuple):
         return type(value).__name__, tuple(map(token, value))

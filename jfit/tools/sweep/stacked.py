@@ -18,8 +18,10 @@ from jfit import counters
 from jfit.data import Batch
 from jfit.feed.batches import BatchLayout
 from jfit.loop.dispatch import report
+from jfit.lowering.model import Model
 from jfit.parallel.devices import place, place_split
 from jfit.programs import Constants, bound
+from jfit.step.observe import evaluated_aux
 from jfit.step.state import TrainState, averaged
 
 
@@ -123,10 +125,13 @@ def training_step(
     return state, report(out)
 
 
-def evaluation_step(step: Any, state: TrainState, _: Array, batch: Batch, number: Any) -> tuple[TrainState, Array]:
+def evaluation_step(
+    model: Model, step: Any, state: TrainState, _: Array, batch: Batch, number: Any
+) -> tuple[TrainState, Array]:
     """Add a batch of the evaluation data to the running sums in the state of a member."""
     used = averaged(state)
-    return state._replace(metrics=step(used.params, used.aux, state.metrics, batch, number, axis_name=None)), jnp.zeros(2)
+    totals = step(used.params, evaluated_aux(model, used), state.metrics, batch, number, axis_name=None)
+    return state._replace(metrics=totals), jnp.zeros(2)
 
 
 def keep_better(better: Array, kept: TrainState, stack: TrainState, axis_name: Any) -> TrainState:

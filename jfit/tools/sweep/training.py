@@ -69,7 +69,8 @@ class Group:
         if name == "eval":
             settings = first.settings
             options = {"metrics": settings.metrics, "policy": settings.policy, "regularizers": settings.regularizers}
-            step = functools.partial(evaluation_step, eval_step(self.shared.task.model, **options))
+            model = self.shared.task.model
+            step = functools.partial(evaluation_step, model, eval_step(model, **options))
             assert self.shared.evaluation is not None
             layout, axis = self.shared.evaluation.of_fold(first.given.fold)[1], self.eval_axis
             tail = None if layout.paddable else False
@@ -126,7 +127,7 @@ class Part:
             if watch.stop:
                 return
             sums, eval_sums = self.stack.metrics, None
-            if evaluation is not None and ((epoch + 1) % options.eval_every == 0 or epoch + 1 == options.num_epoch):
+            if evaluation is not None and ((epoch + 1) % options.eval_every.count == 0 or epoch + 1 == options.num_epoch):
                 self._run("eval", evaluation, range(evaluation["order"].shape[-2]))
                 eval_sums, self.stack = self.stack.metrics, self.stack._replace(metrics=sums)
             read = self.stacking.read((sums, report, eval_sums))  # sync: once per epoch
