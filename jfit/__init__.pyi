@@ -33,6 +33,7 @@ from jfit.step import (
     regularizers as regularizers, totals as totals, train_step as train_step,
 )
 from jfit.step.state import TrainState as TrainState, init_state as init_state
+from jfit.step.updates import Update as Update
 from jfit.tools.cost import Cost as Cost, cost as cost
 from jfit.tools.lr_find import lr_find as lr_find
 from jfit.tools.replay import replay as replay

@@ -16,6 +16,7 @@ from jfit.checks import nearest
 from jfit.parallel import check_entry
 from jfit.prepare import FitOptions, prepare
 from jfit.run import Run
+from jfit.step.updates import Update
 
 
 def fit(
@@ -75,6 +76,7 @@ def fit(
     mesh: Any = None,
     data_timeout: float | None = None,
     nan: str = "warn",
+    updates: Sequence[Update] | None = None,
     **unknown: Never,
 ) -> Run:
     """Train a model by gradient descent on mini-batches, and return a `Run`.
@@ -104,8 +106,14 @@ def fit(
             its row in the history and its "epoch_end" event; if training goes on later, the row is replaced at the end of the
             epoch.  An endless iterable needs no `steps_per_epoch`: it is one epoch.  Schedules are as long as the run.
         optimizer: name such as "sgd", "adam" or "lion", a `jfit.optim` optimizer, or an optax gradient transformation,
-            which sees the parameters of a function as the pytree that they are (`optax.masked`, labels, masks).
-        optimizer_params: dict of the parameters of a named optimizer, such as {"learning_rate": 0.1, "momentum": 0.9}.
+            which sees the parameters of a function as the pytree that they are (`optax.masked`, labels, masks).  A name means
+            optax's optimizer for functions and modules, and MXNet's for graphs, see docs/optimizers.md.  A dict of a parameter
+            name or glob pattern -> one of these has several optimizers; the first pattern that matches a name counts, and every
+            trainable parameter needs one ("*" matches all).  `run.base_lr` is then the learning rate of the first optimizer by
+            name, and those of the others keep their ratio to it, also under a `schedule`.
+        optimizer_params: dict of the parameters of a named optimizer, such as {"learning_rate": 0.1, "momentum": 0.9}: those of
+            optax for functions and modules, with `lr_mult` and `multi_precision`.  With a dict of optimizers, a dict of pattern
+            -> such a dict.
         eval_metric: metric of training and evaluation: "auto", a name, a `jfit.metrics.Metric`, a function
             `f(label, output) -> float` of NumPy arrays, a list of these, or None.  A function runs on the host while the
             devices compute the next batches, and limits each dispatch to one step.  "auto" is "acc" for a graph ("mse" if its
@@ -202,9 +210,11 @@ def fit(
         sync_batch_stats: whether BatchNorm computes its statistics over the rows of all devices, instead of separately on
             each device as MXNet does.
         ema: decay of an exponential moving average of the parameters, such as 0.999; or a dict of the arguments of
-            `jfit.optim.ema`, which has the formula.  The average of the trainable parameters is updated in every step.
-            Evaluation, `run.score`, `run.predict` and `run.params` use it; `run.raw_params` are the parameters without
-            averaging.  Moving statistics (BatchNorm) are those of training.  Default: no average.
+            `jfit.optim.ema`, such as {"decay": 0.999, "debias": False}.  By default the bias towards the initial parameters is
+            corrected, as in `optax.ema`; with debias=False the average starts from them.  The average of the trainable
+            parameters is updated in every step.  Evaluation, `run.score`, `run.predict` and `run.params` use it;
+            `run.raw_params` are the parameters without averaging.  Moving statistics (BatchNorm) are those of training.
+            Default: no average.
         log_every: record loss, learning rate, metrics of the batch and the values that its loss logs of every k-th step in
             `run.history.steps` (see `jfit.callbacks.Event` for callbacks with "step_log" events); `jfit.every(epochs=2)` is the
             last step of every second epoch.  They are read some dispatches later, without waiting for the devices.  Metrics
@@ -244,6 +254,9 @@ def fit(
             without waiting for the devices, so that some steps run after the first bad one.  The warning
             (`jfit.loop.nonfinite.NonFiniteLoss`) names the step and, except for "warn" and iterables,
             from a replay of the step, the first input, node (or, for a function, line of code) or gradient that is not finite.
+        updates: list of `jfit.Update`, each with its own parameters, loss and optimizer, which every step runs one after the
+            other: for GANs, actor and critic, and other alternating updates of functions and modules.  They replace `loss`,
+            `optimizer` and `optimizer_params`.  Default: one update of all parameters.
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C

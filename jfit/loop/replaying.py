@@ -196,6 +196,8 @@ def replay_step(loop: Any, step: int, may_start_now: bool, unread: bool = False)
             state, or the data is an iterator that cannot be read again.
     """
     loop.thread.check_here("Run.replay", "wait until that training has ended")
+    if not hasattr(loop.dispatcher.spec.step, "frozen"):
+        raise ValueError("replay: a step with updates= has several backward passes, and cannot be replayed node by node")
     if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
         raise ValueError(f"replay: step is {step!r}; expected an integer of at least 0, the number of updates before the step")
     last, per_epoch = max(loop.step, loop.nan.reached), loop.dispatcher.num_batches

@@ -528,6 +528,8 @@ def row_weights(weight: Array | None, rows: MaybeLayout, size: int) -> Array | N
 def flatten_names(tree: Any) -> tuple[dict[str, Any], Any]:
     """Flatten a pytree to (dict of path 'a/b/c' -> leaf, treedef).  A flat dict keeps its names.
 
+    The array of a Flax nnx variable has the name of the variable, 'a/kernel' and not 'a/kernel/value'.
+
     Raises:
         ValueError: two leaves have the same path, as in {"a/b": 1, "a": {"b": 2}}.
 
@@ -537,7 +539,11 @@ def flatten_names(tree: Any) -> tuple[dict[str, Any], Any]:
         {'a/b': 1, 'a/c/0': 2, 'a/c/1': 3}
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = ["/".join(_key_text(k) for k in path) or "value" for path, _ in leaves]
+    variables = {
+        path for path, x in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_nnx_variable)[0] if _is_nnx_variable(x)
+    }
+    paths = [path[:-1] if path[:-1] in variables else path for path, _ in leaves]
+    names = ["/".join(_key_text(k) for k in path) or "value" for path in paths]
     if len(set(names)) != len(names):
         raise ValueError(f"two leaves of the pytree have the same name: {sorted(n for n in names if names.count(n) > 1)[0]!r}")
     return {n: leaf for n, (_, leaf) in zip(names, leaves, strict=True)}, structure
@@ -561,6 +567,10 @@ def values_of(net: Any, params: Any, aux: Any) -> tuple[Any, Any, Any]:
     own_params, own_aux = (getattr(net, f"named_{kind}", getattr(net, kind)) for kind in ("params", "aux"))
     model = net.functions if hasattr(net, "functions") else net.model  # a Run has both
     return model, own_params if params is None else params, own_aux if aux is None else aux
+
+
+def _is_nnx_variable(x: Any) -> bool:
+    return any(kind.__module__.startswith("flax.nnx.variable") for kind in type(x).__mro__)  # Flax is not imported here
 
 
 def _key_text(key: Any) -> str:

@@ -40,15 +40,17 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
 
     t is the number of the update, from 1, and e(0) = w(0) the initial parameters.  With `debias`, d(t) = decay * (1 -
     decay^(t-1)) / (1 - decay^t), so that e(t) is the mean of w(1), ..., w(t) with weights decay^(t-i), as in `optax.ema`; the
-    initial parameters have no weight.  Without it, d(t) = decay, as in Keras.
+    initial parameters have no weight.  This is the default, also of `fit(ema=)`.  Without it, d(t) = decay, the usual average
+    that starts from the initial parameters, as in Keras.
 
     `jfit.fit(..., ema=0.999)` wraps its optimizer with it, and evaluates the averages.  For `jfit.init_state` and
     `jfit.train_step`, pass the wrapped optimizer to both; the averages are in `state.opt_state.ema_params`, and
     `jfit.optim.ema_params(state.params, state.opt_state)` has the frozen parameters too.
 
     Args:
-        optimizer: the wrapped optimizer: a name, a `jfit.optim` optimizer or an optax transformation.  `ema` must be outermost,
-            because it adds the updates to the parameters.
+        optimizer: the wrapped optimizer: a name (of MXNet's optimizer if there is one, also for functions, see
+            `jfit.optim.get`), a `jfit.optim` optimizer or an optax transformation.  `ema` must be outermost, because it adds
+            the updates to the parameters.
         decay: number from 0 to below 1; or a function t -> d(t) of the traced update number, which replaces both formulas: a
             warm-up is `lambda t: jnp.minimum(0.999, (1 + t) / (10 + t))`.
         debias: whether to correct the bias towards the initial parameters, see above.
@@ -84,14 +86,7 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
 
     def update(grads: Any, state: EmaState, params: Any = None, **extra: Any) -> tuple[Any, EmaState]:
         updates, inner_state = inner.update(grads, state.inner, params, **extra)
-        count = state.count + 1
-        d = jnp.asarray(_decay_of(decay, debias, count), float)
-
-        def average(old: Array, w: Array) -> Array:
-            return (d * old + (1 - d) * wide(w)).astype(old.dtype)
-
-        averages = jax.tree.map(average, state.ema_params, apply_updates(params, updates))
-        return updates, EmaState(count, averages, inner_state)
+        return updates, average(state, apply_updates(params, updates), inner_state, decay, debias)
 
     def for_graph(names: Any, fixed: Any) -> Optimizer:
         assert inner.for_graph is not None
@@ -100,6 +95,17 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
     by_graph = None if inner.for_graph is None else for_graph
     averaged = Optimizer(init, update, **vars(inner) | {"for_graph": by_graph, "name": f"ema({inner.name})"})
     return averaged.keyed(ema, inner, decay, debias)
+
+
+def average(state: EmaState, params: Any, inner: Any, decay: float | Callable[[Any], Any], debias: bool) -> EmaState:
+    """Return the state after an update: with the averages of these parameters, and this state of the wrapped optimizer."""
+    count = state.count + 1
+    d = jnp.asarray(_decay_of(decay, debias, count), float)
+
+    def averaged(old: Array, w: Array) -> Array:
+        return (d * old + (1 - d) * wide(w)).astype(old.dtype)
+
+    return EmaState(count, jax.tree.map(averaged, state.ema_params, params), inner)
 
 
 def _decay_of(decay: float | Callable[[Any], Any], debias: bool, count: Array) -> Any:

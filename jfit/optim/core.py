@@ -131,6 +131,7 @@ class Optimizer(optax.GradientTransformationExtraArgs):
             BatchNorm gammas with fix_gamma) -> Optimizer` in that order, which is MXNet's; otherwise None.
         name: name of the optimizer in error messages.
         multiplied: "lr_mult" and "wd_mult" -> names of the parameters in these dicts; `init_state` raises for unknown ones.
+        multi_precision: whether an optimizer of optax, made by name, has float32 master copies of 16-bit parameters.
 
     Example:
         >>> import jfit
@@ -146,6 +147,7 @@ class Optimizer(optax.GradientTransformationExtraArgs):
     for_graph: Callable[[Sequence[str], Sequence[str]], Optimizer] | None = None
     name: str = "optax"
     multiplied: Mapping[str, Sequence[str]] = {}
+    multi_precision: bool = False
 
     def __new__(cls, init: Callable[..., Any], update: Callable[..., Any], **fields: Any) -> Optimizer:
         self = super().__new__(cls, cast(Any, init), cast(Any, update))
@@ -385,11 +387,17 @@ def _updated(
     delta, slots = rule(wide(g), wide(exact), tuple(rest), ctx)
     if master is None:
         return delta.astype(w.dtype), (*slots, None)
+    update, master = rounded(w, master, delta)
+    return update, (*slots, master)
+
+
+def rounded(w: Array, master: Array, delta: Array) -> tuple[Array, Array]:
+    """Return (float32 update of a 16-bit weight after which it is its rounded master copy, the new master copy)."""
     master = master + delta
     # The difference in float32: adding it to the 16-bit weight gives the rounded master exactly.
     old, new = wide(w), wide(master.astype(w.dtype))
     # A weight that overflows its type becomes inf, as in MXNet; inf - inf would turn it into NaN at the next update.
-    return jnp.where(new == old, 0.0, new - old), (*slots, master)
+    return jnp.where(new == old, 0.0, new - old), master
 
 
 def set_multipliers(state: OptState, params: Any, lr_mult: Multiplier = None, wd_mult: Multiplier | str = "mxnet") -> OptState:

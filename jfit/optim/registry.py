@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -22,11 +22,14 @@ import numpy as np
 import optax
 import optax.contrib
 from jax import Array
+from jax.extend.core.primitives import convert_element_type_p
 
 from jfit.checks import name_hint
+from jfit.lowering.model import flatten_names
 from jfit.lowering.structure import Structure, Tree
 from jfit.optim import rules
-from jfit.optim.core import Optimizer, check_numbers, rate_at, unchecked
+from jfit.optim.core import Optimizer, check_numbers, copied, is_small, rate_at, rounded, unchecked, wide
+from jfit.programs import Constants, is_argument
 
 # learning rate of optax optimizers without a default
 OPTAX_RATE = 1e-3
@@ -48,6 +51,22 @@ _BELONGS = {
     "begin_num_update": " Set `count` in the optimizer state instead.",
     "param_idx2name": " jfit's parameters have names, not numbers.",
 }
+
+
+# For functions and modules, names that jfit and optax share mean optax's.  Their updates are proportional to the learning rate,
+# so that learning rates have multipliers, and they have these parameters besides optax's.
+_EXTRA = ("lr_mult", "multi_precision")
+_RATES = {"adadelta": 1.0}  # default learning rates where that of MXNet, which has another formula, makes no sense
+_TRACED = (
+    "momentum",
+    "eps",
+    "eps_root",
+    "weight_decay",
+    "trust_coefficient",
+)  # numbers that optax adds or multiplies as they are
+# parameter of MXNet's optimizer -> of optax's
+_RENAMED: dict[Any, str] = {"beta1": "b1", "beta2": "b2", "epsilon": "eps", "wd": "weight_decay", "eta": "trust_coefficient"}
+_RENAMED |= {"wd_mult": "mask", ("rmsprop", "gamma1"): "decay", ("signum", "momentum"): "beta"}
 
 
 class Named(NamedTuple):
@@ -93,7 +112,8 @@ def get(spec: Any, **params: Any) -> Optimizer:
 
     Args:
         spec: case-insensitive name of one of jfit's optimizers (`OPTIMIZERS`) or of one in optax or optax.contrib, or an optax
-            transformation.  If jfit and optax share a name, it means jfit's; pass optax's as an instance: `optax.lamb(...)`.
+            transformation.  If jfit and optax share a name, it means jfit's, with the arithmetic of MXNet; pass optax's as an
+            instance: `optax.lamb(...)`.  (`fit`, `init_state` and `train_step` know the model, and use optax's for functions.)
         **params: parameters of a named optimizer; `learning_rate` may be a number or a schedule.
 
     Returns:
@@ -129,6 +149,29 @@ def get(spec: Any, **params: Any) -> Optimizer:
         injected = injected_rate(spec.init(_tiny()))
         rate = None if injected is None else float(injected)
     return _of_transformation(spec, base_lr=rate, name=name)
+
+
+def get_for(is_graph: bool, spec: Any, **params: Any) -> Optimizer:
+    """Create or convert an optimizer for a model: as `get`, but for functions and modules names mean optax's optimizers.
+
+    Names that only MXNet has, such as "nag", mean MXNet's also for functions.
+
+    Args:
+        is_graph: whether the model was lowered from a graph.
+        spec, **params: as for `get`.  Names that jfit and optax share have optax's parameters, `lr_mult` and `multi_precision`.
+
+    Example:
+        >>> get_for(False, "adam", b1=0.8).learning_rate
+        0.001
+        >>> get_for(False, "adam", beta1=0.8)
+        Traceback (most recent call last):
+        ValueError: optimizer 'adam' has no parameter 'beta1'; ... it is optax.adam, which calls it 'b1'.
+    """
+    if not is_graph and isinstance(spec, str) and _of_optax_by(spec.lower()) is not None:
+        entry = OPTIMIZERS.get(spec.lower())
+        if entry is None or entry.make in _OWN:  # not one that the user registered
+            return _of_optax(spec.lower(), params)
+    return get(spec, **params)
 
 
 def _of_transformation(transform: Any, **fields: Any) -> Optimizer:
@@ -177,9 +220,9 @@ def own_rate(optimizer: Optimizer, before: Any, after: Any) -> Array | None:
         >>> own_rate(sgd, sgd.init({"w": jnp.ones(1)}), ()).item()
         0.5
     """
-    if optimizer.state_spec is not None and optimizer.base_lr is not None:
-        own = before.inner if hasattr(before, "inner") else before  # `ema` wraps an optimizer: the state of that one
-        return jnp.asarray(rate_at(optimizer.base_lr, own.count), jnp.float32)
+    if optimizer.takes_rate and optimizer.base_lr is not None:
+        own = before.inner if hasattr(before, "ema_params") else before  # `ema` wraps an optimizer: the state of that one
+        return jnp.asarray(rate_at(optimizer.base_lr, getattr(own, "count", None)), jnp.float32)
     return injected_rate(after)
 
 
@@ -225,40 +268,115 @@ def _of_optax_by(name: str) -> Callable[..., Any] | None:
     return cast(Any, make) if name in _RATELESS or "learning_rate" in inspect.signature(make).parameters else None
 
 
-def _of_optax(name: str, params: dict[str, Any]) -> Optimizer:
+class NamedState(NamedTuple):
+    """State of an optax optimizer that was passed by name.
+
+    Attributes:
+        inner: the state of the optax transformation.
+        count: number of updates so far, int32 scalar, if the learning rate is a schedule; else None.
+        master: with `multi_precision`, a pytree like the parameters: the float32 copy of a 16-bit parameter, and
+            `optax.MaskedNode()` for other parameters; else None.
+
+    Example:
+        >>> state = get_for(False, "adam").init({"w": jnp.ones(2)})
+        >>> state.inner[0].mu["w"].tolist(), state.count
+        ([0.0, 0.0], None)
+    """
+
+    inner: Any
+    count: Array | None = None
+    master: Any = None
+
+
+def optax_parameters(name: str) -> tuple[str, ...]:
+    """Names of the parameters of an optimizer of optax; none if optax has no optimizer of this name."""
+    make = _of_optax_by(name.lower())
+    return () if make is None else tuple(inspect.signature(make).parameters)
+
+
+def _of_optax(name: str, params: Mapping[str, Any]) -> Optimizer:
+    """Make the optimizer of a factory of optax, which is called in every traced update with the learning rate of the update."""
     if name in _UNSERVED:
         raise ValueError(f"optimizer {name!r} {_UNSERVED[name]}. Use another one, such as 'adam'.")
-    make = cast(Any, _of_optax_by(name))
-    _check_params(name, make, params)
+    make, is_shared = cast(Any, _of_optax_by(name)), name in OPTIMIZERS
+    _check_params(name, make, params, _EXTRA if is_shared else ())
     check_numbers(params)
+    own = {key: value for key, value in params.items() if key not in (*_EXTRA, "learning_rate")}
     if name in _RATELESS:
-        return _of_transformation(make(**params), name=name)
+        return _of_transformation(make(**own), name=name)
+    lr_mult, masters = params.get("lr_mult"), bool(params.get("multi_precision"))
     declared = inspect.signature(make).parameters["learning_rate"].default
-    rate = params.get("learning_rate", OPTAX_RATE if declared in (inspect.Parameter.empty, None) else declared)
-    others = tuple(p for p in inspect.signature(make).parameters if p != "learning_rate")
+    default = OPTAX_RATE if declared in (inspect.Parameter.empty, None) else declared
+    rate = params.get("learning_rate", _RATES.get(name, OPTIMIZERS[name].default_learning_rate) if is_shared else default)
     start = float(rate_at(rate, 0))
-    _tiny_state(make(**{**params, "learning_rate": start}), name)
-    # Only the learning rate becomes an array; the other parameters stay Python values, which the optimizer may branch on.
-    injected = optax.inject_hyperparams(make, static_args=others)(**{**params, "learning_rate": start})
-    inner = optax.with_extra_args_support(injected)
+    _tiny_state(make(**own, learning_rate=start), name)
+    numbers = Constants(**{key: own[key] for key in _TRACED if is_shared and is_argument(own.get(key))})
 
-    def update(grads: Any, state: Any, params: Any = None, *, learning_rate: Any = None, **extra: Any) -> tuple[Any, Any]:
-        current = rate_at(rate, state.count) if learning_rate is None and callable(rate) else learning_rate
-        if current is not None:
-            current = jnp.asarray(current, state.hyperparams["learning_rate"].dtype)
-            state = state._replace(hyperparams={**state.hyperparams, "learning_rate": current})
-        return inner.update(grads, state, params, **extra)
+    def init(params: Any) -> NamedState:
+        master = jax.tree.map(lambda w: copied(w) if is_small(w) else optax.MaskedNode(), params) if masters else None
+        inner = make(**own, learning_rate=start).init(_masters(params, master))
+        return NamedState(inner, jnp.zeros((), jnp.int32) if callable(rate) else None, master)
 
-    return Optimizer(inner.init, update, takes_rate=True, base_lr=rate, name=name)
+    def update(grads: Any, state: NamedState, params: Any = None, *, learning_rate: Any = None, **extra: Any) -> Any:
+        current = rate_at(rate, state.count) if learning_rate is None else learning_rate
+        traced = {key: _weak(getattr(numbers, key)) for key in numbers.values}
+        transform = optax.with_extra_args_support(make(**own | traced, learning_rate=_weak(current)))
+        gradients = grads if state.master is None else jax.tree.map(wide, grads)
+        updates, inner = transform.update(gradients, state.inner, _masters(params, state.master), **extra)
+        updates, master = _multiplied(updates, lr_mult), state.master
+        if master is not None:
+            leaves, tree = jax.tree.flatten(updates)
+            pairs = [_of_master(*each) for each in zip(leaves, *map(tree.flatten_up_to, (params, master)), strict=True)]
+            updates, master = (tree.unflatten(part) for part in zip(*pairs, strict=True))
+        return updates, NamedState(inner, None if state.count is None else state.count + 1, master)
+
+    listed = {"lr_mult": tuple(lr_mult)} if isinstance(lr_mult, Mapping) else {}
+    fields = {"takes_rate": True, "base_lr": rate, "name": name, "multi_precision": masters, "multiplied": listed}
+    optimizer = Optimizer(init, update, **fields)
+    if not is_shared:  # `init` may depend on the learning rate, which keys do not have
+        return optimizer
+    settings = {key: value for key, value in params.items() if key not in (*numbers.values, "learning_rate")}
+    return optimizer.keyed(make, settings, rate if callable(rate) else None, numbers=(numbers,))
 
 
-def _check_params(name: str, make: Callable[..., Any], params: Mapping[str, Any]) -> None:
-    known = list(inspect.signature(make).parameters)
+def _weak(x: Any) -> Array:
+    """A scalar with the weak type of Python numbers, with which 16-bit arrays stay in 16 bits."""
+    x = jnp.asarray(x, float)
+    return convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+
+
+def _multiplied(updates: Any, lr_mult: Any) -> Any:
+    """The updates of optimizers whose updates are proportional to the learning rate, with other learning rates by name."""
+    if lr_mult is None:
+        return updates
+    flat, tree = flatten_names(updates)
+    factors: list[Any] = [lr_mult(name) if callable(lr_mult) else lr_mult.get(name, 1.0) for name in flat]
+    return jax.tree.unflatten(tree, [u if m == 1 else u * float(m) for u, m in zip(flat.values(), factors, strict=True)])
+
+
+def _masters(params: Any, master: Any) -> Any:
+    if master is None:
+        return params
+    return jax.tree.map(lambda w, m: w if isinstance(m, optax.MaskedNode) else m, params, master)
+
+
+def _of_master(update: Array, w: Array, master: Any) -> tuple[Array, Any]:
+    return (update, master) if isinstance(master, optax.MaskedNode) else rounded(w, master, update)
+
+
+def _check_params(name: str, make: Callable[..., Any], params: Mapping[str, Any], extra: Sequence[str] = ()) -> None:
+    known = [*inspect.signature(make).parameters, *extra]
     for key in params:
         if key not in known:
             hint = _BELONGS.get(key, "")
-            other = _of_optax_by(name)
-            if other not in (None, make) and key in inspect.signature(cast(Any, other)).parameters:
+            other, entry = _of_optax_by(name), OPTIMIZERS.get(name)
+            if make is other:
+                renamed, theirs = _RENAMED.get((name, key)) or _RENAMED.get(key), "wd" if key == "weight_decay" else key
+                if renamed in known:
+                    hint = f" For functions and modules it is optax.{name}, which calls it {renamed!r}."
+                elif entry is not None and theirs in inspect.signature(entry.make).parameters:
+                    hint = f" For functions and modules it is optax.{name}; MXNet's is jfit.optim.{name}(..., {theirs}=...)."
+            elif key in optax_parameters(name):
                 hint = f" optax's {name} has it: pass optax.{name}(...) instead of the name."
             raise ValueError(f"optimizer {name!r} has no parameter {key!r}; {name_hint(key, known)}{hint}")
 
@@ -345,7 +463,7 @@ def in_structure(optimizer: Optimizer, structure: Structure) -> Optimizer:
         by_name = tree.flatten(updates)
         return {name: by_name[name] for name in grads}, _named_state(state, tree)
 
-    return Optimizer(init, update, **vars(optimizer))
+    return Optimizer(init, update, **vars(optimizer)).keyed(in_structure, optimizer, structure)
 
 
 def _in_leaf_order(optimizer: Optimizer, structure: Structure) -> Optimizer:

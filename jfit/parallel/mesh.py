@@ -49,7 +49,7 @@ class MeshDevices(list[Device]):
         >>> model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=jnp.subtract, params={"w": jnp.ones((4, 2))})
         >>> mesh, state = mesh_of({"model": 1}), jfit.init_state(model, "adam")
         >>> devices = MeshDevices(mesh, {"w": PartitionSpec("model")}, state)
-        >>> len(devices), tuple(devices.state.opt_state.slots["mean"]["w"].spec)
+        >>> len(devices), tuple(devices.state.opt_state.inner[0].mu["w"].spec)
         (1, ('model',))
     """
 
@@ -122,7 +122,7 @@ class SplitDevices(list[Device]):
         >>> import jax.numpy as jnp, jfit
         >>> model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=jnp.subtract, params={"w": jnp.ones((4, 2))})
         >>> devices = SplitDevices(jax.devices()[:1], jfit.train_step(model, "adam", reduce="sharded"))
-        >>> tuple(devices.shardings(jfit.init_state(model, "adam")).opt_state.slots["mean"]["w"].spec)
+        >>> tuple(devices.shardings(jfit.init_state(model, "adam")).opt_state.inner[0].mu["w"].spec)
         ('devices',)
     """
 

@@ -16,12 +16,14 @@ from jfit.callbacks.intervals import interval
 from jfit.callbacks.saving import Saver
 from jfit.checks import at_least_0, integer, one_of, positive, positive_integer
 from jfit.data.adapters import MOST_ROWS
+from jfit.prepare.updates import check_updates
+from jfit.step.updates import Update
 
 NAN_POLICIES = ("warn", "stop", "skip", "rollback")
 # Options that decide what is learned: a resumed run has the same, or says so.
 DECIDING = ("loss", "loss_weights", "optimizer", "optimizer_params", "schedule", "schedule_params", "ema", "regularizers")
 DECIDING += ("batch_size", "micro_batches", "seed", "shuffle", "frozen", "clip_norm", "clip_value", "policy", "steps_per_epoch")
-DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs", "row_axes")
+DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs", "row_axes", "updates")
 # Others that `jfit.verify` and `jfit.replay` need to train the same steps again.
 REPEATED = ("num_epoch", "num_steps", "eval_metric", "loss_per_batch", "label", "validation_split")
 REPEATED += ("steps_per_call", "data_on_device", "nan", "log")
@@ -95,6 +97,7 @@ class FitOptions:
     mesh: Any = None
     data_timeout: float | None = None
     nan: str = "warn"
+    updates: Sequence[Update] | None = None
 
     @property
     def saves(self) -> bool:
@@ -139,9 +142,13 @@ class FitOptions:
         if self.checkpoint is None and self.checkpoint_best is not None:
             raise ValueError(f"checkpoint_best={self.checkpoint_best!r} needs checkpoint=, the folder of the checkpoints")
         _check_profile(self.profile, self.directory)
+        loss = self.loss
+        if self.updates is not None:
+            check_updates(self)
+            loss = self.updates[0].loss
         row_axes = {"*": None} if self.row_axes is None else self.row_axes  # checkpoints have None for "not set"
         every = {"eval_every": eval_every, "log_every": log_every}
-        replaced = {"callbacks": self._all_callbacks(), "checkpoint": self._folder(), "row_axes": row_axes}
+        replaced = {"callbacks": self._all_callbacks(), "checkpoint": self._folder(), "row_axes": row_axes, "loss": loss}
         return replace(self, num_epoch=num_epoch, **every, **replaced)
 
     def _all_callbacks(self) -> list[Callback]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +41,10 @@ from jfit.lowering.build import lower_with_inputs, model_and_values, split_train
 from jfit.lowering.coupling import warn_per_device
 from jfit.lowering.model import Model, Plan, specs_of, verified_plan
 from jfit.metrics.core import on_devices, on_host
+from jfit.optim.averaging import average
+from jfit.optim.registry import get_for
 from jfit.optim.schedules import run_schedule
+from jfit.optim.several import by_pattern, in_proportion
 from jfit.parallel import check_unsharded
 from jfit.parallel.contexts import across, is_auto
 from jfit.parallel.devices import own_positions
@@ -53,8 +57,9 @@ from jfit.step.fitting import choose_metrics, paired
 from jfit.step.reduce import get as get_reduce
 from jfit.step.reduce import with_local
 from jfit.step.regularizers import by_exact_name
-from jfit.step.state import TrainState, init_state, split_params
+from jfit.step.state import TrainState, init_state, optimizer_of, split_params
 from jfit.step.totals import norms_of, step_names, zero_totals
+from jfit.step.updates import UpdatesStep, states_of
 
 Data = ArrayData | StreamData
 
@@ -72,6 +77,7 @@ class Task(NamedTuple):
         metrics: metrics of training and evaluation.
         metric_choice: which metric eval_metric="auto" is for a model of a function, and why; else "".
         columns: label and feature columns of the training data, if it has named columns; else None.
+        others: with updates=, the models of the updates after the first one.
     """
 
     model: Model
@@ -84,6 +90,7 @@ class Task(NamedTuple):
     metrics: tuple[Any, ...]
     metric_choice: str
     columns: Columns | None
+    others: tuple[Model, ...] = ()
 
 
 class Chosen(NamedTuple):
@@ -94,12 +101,14 @@ class Chosen(NamedTuple):
         resolved: the optimizer without the moving average.
         schedule: the `Schedule` of the run, with all lengths in updates; None: a constant learning rate.
         learning_rate: the base learning rate that the user passed; None: the default of the optimizer or schedule.
+        parts: with updates=, the optimizer of each.
     """
 
     optimizer: optim.Optimizer
     resolved: optim.Optimizer
     schedule: optim.Schedule | None
     learning_rate: float | None
+    parts: tuple[optim.Optimizer, ...] = ()
 
 
 _first_descriptions = Recent(256)  # (argument, description at the end of a run) -> description at its start
@@ -266,7 +275,9 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     if options.regularizers:
         settings = replace(settings, regularizers=by_exact_name(options.regularizers, model, trainable))
     described.add("regularizers", dict(settings.regularizers))
-    plan = checked_plan(model, data, probe, state)
+    models = [model, *task.others]
+    plans = [checked_plan(each, data, probe, state) for each in models]
+    plan = next((each for each in plans if not each.paddable), plans[0])
     if jax.process_count() > 1:
         plan = agreed_plan(plan)
     if is_auto(options.devices):
@@ -280,7 +291,12 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     logs_steps = options.log_every or any("step_log" in callback.events for callback in options.callbacks)
     names = step_names(metrics, (*model.logged, *norms_of(options.log))) if logs_steps else ()
     placed = model if mesh is None else on_mesh(model, settings.devices)
-    step = make_step(options, placed, chosen, settings, outputs=bool(host_metrics), batch_metrics=bool(names))
+    more = {"outputs": bool(host_metrics), "batch_metrics": bool(names)}
+    if options.updates is None:
+        step = make_step(options, placed, chosen, settings, **more)
+    else:
+        step = make_updates(options, models, chosen, settings, trainable, **more)
+        state = state._replace(metrics=zero_totals(metrics, step.logged, model.num_losses))
     if rule.sharded:
         settings = replace(settings, devices=split_devices(settings.devices, step))
     evaluate = _evaluation(task, options, settings, state)
@@ -319,6 +335,7 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
         model = lower_with_inputs(model, train_data)
     names = ("loss_weights", "loss_per_batch", "gather_outputs", "row_axes")
     of_losses = {name: getattr(options, name) for name in names}
+    rest = [model_and_values(model, update.loss, params, aux, **of_losses)[0] for update in (options.updates or ())[1:]]
     model, params, aux = model_and_values(model, options.loss, params, aux, **of_losses)
     try:
         names = ("shuffle", "seed", "label", "sample_weight", "steps_per_epoch")
@@ -346,7 +363,8 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
         eval_data = data_of(model, eval_data, size, label=columns, timeout=options.data_timeout)
         if in_job:
             check_alike(eval_data, "evaluation data")
-    return Task(model, params, aux, data, unweighted, eval_data, probe, metrics, choice, columns)
+    others = tuple([other.bound(probe) for other in rest])
+    return Task(model, params, aux, data, unweighted, eval_data, probe, metrics, choice, columns, others)
 
 
 def choose_optimizer(options: FitOptions, model: Model, num_batches: int | None) -> Chosen:
@@ -362,8 +380,13 @@ def choose_optimizer(options: FitOptions, model: Model, num_batches: int | None)
     if schedule is not None:
         updates = options.num_steps or (num_batches and num_batches * options.num_epoch)
         schedule = run_schedule(schedule, options.schedule_params, rate, updates, num_batches)
-    resolved = resolve_optimizer(options.optimizer, options.optimizer_params, model, schedule)
-    return Chosen(_with_average(resolved, options.ema), resolved, schedule, passed)
+    resolve, parts = functools.partial(resolve_optimizer, model=model, schedule=schedule), ()
+    if options.updates is None:
+        resolved = resolve(options.optimizer, options.optimizer_params)
+    else:
+        parts = tuple(in_proportion([resolve(update.optimizer, update.optimizer_params) for update in options.updates]))
+        resolved = states_of(options.updates, [optimizer_of(part, model) for part in parts])
+    return Chosen(_with_average(resolved, options.ema), resolved, schedule, passed, parts)
 
 
 def resolve_optimizer(
@@ -371,6 +394,12 @@ def resolve_optimizer(
 ) -> optim.Optimizer:
     """Make the optimizer from the arguments of `fit`, with the `lr_mult` and `wd_mult` attributes of the graph's variables."""
     params = dict(optimizer_params or {})
+    if isinstance(optimizer, Mapping):
+        if unknown := [name for name in params if name not in optimizer or not isinstance(params[name], Mapping)]:
+            expected = f"with a dict of optimizers, expected a dict of parameters for each of {list(optimizer)}"
+            example = f"{{{next(iter(optimizer))!r}: {{'learning_rate': 0.01}}}}"
+            raise ValueError(f"optimizer_params has {unknown[0]!r}; {expected}, such as {example}")
+        return by_pattern({p: resolve_optimizer(o, params.get(p), model, schedule) for p, o in optimizer.items()})
     attrs = {} if model.symbol is None else model.symbol.attr_dict()
     for kind in ("lr_mult", "wd_mult"):
         multipliers = {n: float(a[f"__{kind}__"]) for n, a in attrs.items() if f"__{kind}__" in a}
@@ -383,25 +412,28 @@ def resolve_optimizer(
         base = optim.as_schedule(schedule).base_lr
         if base is not None:
             params["learning_rate"] = base
-    return optim.get(optimizer, **params)
+    return get_for(model.symbol is not None, optimizer, **params)
 
 
 def _passed_rate(optimizer: Any, learning_rate: Any, schedule: Any, schedule_params: Any) -> float | None:
     """The base learning rate that the user passed to `fit`; None for the default of the optimizer or schedule."""
     if not isinstance(optimizer, str):
-        return optim.get(optimizer).learning_rate
+        return None if isinstance(optimizer, Mapping) else optim.get(optimizer).learning_rate
     if learning_rate is None:
         learning_rate = (schedule_params or {}).get("base_lr", getattr(schedule, "base_lr", None))
     return None if learning_rate is None or callable(learning_rate) else float(learning_rate)
 
 
 def _with_average(optimizer: optim.Optimizer, ema: Any) -> optim.Optimizer:
-    if ema is None:
-        return optimizer
-    options = ema if isinstance(ema, Mapping) else {"decay": ema}
+    return optimizer if ema is None else optim.ema(optimizer, **_ema_options(ema))
+
+
+def _ema_options(ema: Any) -> dict[str, Any]:
+    """The arguments of `jfit.optim.ema`."""
+    options = dict(ema) if isinstance(ema, Mapping) else {"decay": ema}
     if unknown := [repr(name) for name in options if name not in ("decay", "debias")]:
         raise ValueError(f"ema has {', '.join(unknown)}; expected a dict with 'decay' and 'debias', as jfit.optim.ema has them")
-    return optim.ema(optimizer, **options)
+    return {"decay": 0.999, "debias": True} | options
 
 
 def initial_state(options: FitOptions, task: Task, optimizer: optim.Optimizer) -> TrainState:
@@ -446,6 +478,32 @@ def make_step(options: FitOptions, model: Model, chosen: Chosen, settings: Setti
         **same,
         **more,
     )
+
+
+def make_updates(
+    options: FitOptions, models: Sequence[Model], chosen: Chosen, settings: Settings, trainable: Mapping[str, Any], **more: Any
+) -> UpdatesStep:
+    """Make the training step of several updates.
+
+    Args:
+        options, chosen, settings: as for `make_step`.
+        models: the model of each update, with its loss.
+        trainable: the parameters that are not frozen, by name.
+        **more: other arguments of the `train_step` of the first update.
+    """
+    updates, steps = options.updates or (), list[Any]()
+    kept = [options.frozen] if isinstance(options.frozen, str) else options.frozen
+    for update, model, part in zip(updates, models, chosen.parts, strict=True):
+        selected = update.select(list(trainable))
+        others = [glob.escape(name) for name in trainable if name not in selected]
+        own = {name: function for name, function in settings.regularizers.items() if name in selected}
+        of_update = replace(settings, regularizers=own, metrics=() if steps else settings.metrics)
+        schedule = chosen.schedule if part.takes_rate or not chosen.resolved.takes_rate else None
+        choice = chosen._replace(optimizer=part, schedule=schedule)
+        limited = replace(options, frozen=(*kept, *others))
+        steps.append(make_step(limited, model, choice, of_update, **{} if steps else more))
+    ema = None if options.ema is None else functools.partial(average, **_ema_options(options.ema))
+    return UpdatesStep(tuple(steps), tuple(u.name for u in updates), tuple(u.every for u in updates), ema)
 
 
 def with_task(settings: Settings, task: Task, chosen: Chosen) -> Settings:

@@ -20,8 +20,8 @@ from jfit.init.sampling import Fixed, split_seed
 from jfit.lowering.model import Aux, Model, Params, Policy, flatten_names, specs_of
 from jfit.metrics import Metric
 from jfit.optim import EmaState, Optimizer, ema_params
-from jfit.optim import get as get_optimizer
-from jfit.optim.registry import in_structure
+from jfit.optim.registry import get_for, in_structure
+from jfit.optim.several import by_pattern
 from jfit.programs import Program
 from jfit.step.loss_scale import LossScale, first_scale
 from jfit.step.totals import norms_of, zero_totals
@@ -104,7 +104,7 @@ def init_state(
 
     Args:
         model: from `jfit.lower` or `jfit.Model.from_function`.
-        optimizer: name, `jfit.optim` optimizer or any optax transformation; pass the same to `train_step`.
+        optimizer: as for `train_step`; pass the same to both.
         inputs: one batch, arrays or jax.ShapeDtypeStruct by input name; parameter shapes are inferred from their shapes.  None
             if the model needs no shapes (`Model.from_function`).
         seed: integer (may be traced) or PRNG key; each parameter is drawn with the key fold_in(key, crc32(name)).
@@ -164,8 +164,11 @@ def init_state(
 
 
 def optimizer_of(optimizer: Any, model: Model | None) -> Optimizer:
-    """Convert an optimizer to one of parameters by name, which those of the model are inside; None: a model of a graph."""
-    optimizer = optimizer if isinstance(optimizer, Optimizer) else get_optimizer(optimizer)
+    """Convert an optimizer, or a dict by pattern, to one of parameters by name; None: the model is a graph."""
+    is_graph = model is None or model.symbol is not None
+    if isinstance(optimizer, Mapping):
+        optimizer = by_pattern({pattern: get_for(is_graph, each) for pattern, each in optimizer.items()})
+    optimizer = optimizer if isinstance(optimizer, Optimizer) else get_for(is_graph, optimizer)
     return optimizer if model is None or model.structure is None else in_structure(optimizer, model.structure)
 
 

@@ -123,7 +123,8 @@ class TrainStep:
 
     Args:
         model: the `Model` to train.
-        optimizer: name, `jfit.optim` optimizer or any optax transformation.
+        optimizer: name (of optax's optimizer for functions and modules, of MXNet's for graphs), `jfit.optim` optimizer, any
+            optax transformation, or a dict of these by patterns of parameter names, see `jfit.fit`.
         metrics: metrics of each batch, which are added to the running sums `state.metrics`; the same as for `init_state`.
         schedule: learning-rate schedule, `schedule(count, base) -> rate` (see `jfit.optim.schedules`) or an optax schedule;
             None uses `state.base_lr`.
@@ -342,7 +343,7 @@ def update_step(
         optimizer, schedule, clip_norm, clip_value: as for `train_step`.
         reduce: as for `train_step`; the sharded rules split a state only in a whole training step, here they sum gradients.
         rescale: r, a number.
-        model: the model, if it is made of a function: an optax transformation then sees its tree of parameters.
+        model: the model, if it is made of a function: names are then optax's optimizers, which see its tree of parameters.
 
     Returns:
         `step(state, gradients, axis_name=None) -> state`.  `gradients` is a dict by parameter name of gradients summed over the
@@ -352,7 +353,7 @@ def update_step(
         >>> import jax.numpy as jnp, jfit
         >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(2)})
         >>> state = jfit.init_state(model, "sgd", learning_rate=0.5)
-        >>> jfit.step.update_step("sgd")(state, {"w": jnp.ones(2)}).params["w"].tolist()
+        >>> jfit.step.update_step("sgd", model=model)(state, {"w": jnp.ones(2)}).params["w"].tolist()
         [0.5, 0.5]
     """
     rule = UpdateRule.of(optimizer_of(optimizer, model), schedule, rescale, clip_norm, clip_value)
@@ -430,7 +431,7 @@ class UpdateRule(NamedTuple):
             depends_on_more()  # on the base learning rate of the schedule
         lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
-        is_exact = self.optimizer.state_spec is not None
+        is_exact = self.optimizer.state_spec is not None or self.optimizer.multi_precision
         tables: dict[str, Any] = {}
         for name, g in _tables(gradients).items():
             size = len(trainable[name])  # duplicate rows are summed, because clip_norm must not add the norm of a row twice

@@ -284,7 +284,7 @@ def _exponential(start: float, end: float, steps: int) -> Schedule:
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    if not isinstance(optimizer, str) and not (isinstance(optimizer, Optimizer) and optimizer.takes_rate):
+    if not isinstance(optimizer, str | Mapping) and not (isinstance(optimizer, Optimizer) and optimizer.takes_rate):
         raise ValueError(f"lr_find: the optimizer {optimizer!r} contains its learning rate; pass it by name, such as 'adam'")
 
 

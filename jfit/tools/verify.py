@@ -237,7 +237,7 @@ def fit_arguments(meta: Mapping[str, Any], options: Mapping[str, Any], caller: s
         values["optimizer_params"] = dict(saved.get("optimizer_params") or {})
         if meta.get("learning_rate") is not None:
             values["optimizer_params"]["learning_rate"] = meta["learning_rate"]
-    elif "optimizer" not in options:
+    elif "optimizer" not in options and not saved.get("updates"):
         missing.append("optimizer")
     if "optimizer" in options:  # an object, or a name whose parameters are in options
         values.pop("optimizer_params", None)

@@ -16,6 +16,7 @@ from function_models import BATCH, CASES, EPOCHS, by_fit, differences, result_of
 
 import jfit
 from jfit.callbacks import checkpointing
+from jfit.optim.registry import get_for
 
 # One operation in float32 is off by 6e-8.  Sums in another order and the updates of a training of six steps grow that to 5e-7
 # in these cases.  A row too many, a wrong weight or another key change a number by more than 1e-3.
@@ -190,7 +191,7 @@ def test_shuffling_is_a_permutation_of_seed_and_epoch(name):
 def test_a_loop_of_training_steps_computes_what_fit_does(name):
     """Batches of their true size, in a loop of the user around the jitted step."""
     one = CASES[name].build()
-    optimizer = jfit.optim.get(one.fit.get("optimizer", one.optimizer), **one.fit.get("optimizer_params", {}))
+    optimizer = get_for(False, one.fit.get("optimizer", one.optimizer), **one.fit.get("optimizer_params", {}))
     if "ema" in one.fit:
         optimizer = jfit.optim.ema(optimizer, one.fit["ema"])
     options = {k: v for k, v in one.fit.items() if k in ("schedule", "clip_norm", "frozen")}

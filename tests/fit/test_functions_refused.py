@@ -201,12 +201,9 @@ def test_outputs_and_labels_that_no_loss_uses_are_logged(options, line, caplog):
     assert (line in caplog.text) if line else not caplog.text
 
 
-def test_an_array_that_only_the_loss_looks_up_is_passed_with_the_labels():
+def test_an_array_that_only_the_loss_looks_up_is_passed_with_the_inputs_or_the_labels():
     def loss(outputs, batch):
         return INTEGER(outputs, batch["label"]) * batch["scale"]
-
-    with pytest.raises(KeyError, match="scale"):
-        fit(data={"x": X, "label": Y, "scale": X[:, 0]}, loss=loss)
 
     def from_labels(outputs, batch):
         return INTEGER(outputs, batch["label"]["class"]) * batch["label"]["scale"]
@@ -214,8 +211,10 @@ def test_an_array_that_only_the_loss_looks_up_is_passed_with_the_labels():
     def lookup_of_its_own(outputs, batch):
         return outputs[:, 0] * {}["x"]
 
-    run = fit({"class": Y, "scale": 2 * np.ones(24, "float32")}, loss=from_labels, optimizer=optax.sgd(0.0), eval_metric=None)
-    assert run.history.epochs[-1]["loss"] == pytest.approx(2 * float(INTEGER(X @ START["w"], Y).mean()), rel=1e-5)
+    options, scale = {"optimizer": optax.sgd(0.0), "eval_metric": None}, 2 * np.ones(24, "float32")
+    by_name = fit(data={"x": X, "label": Y, "scale": scale}, loss=loss, **options)
+    for run in (by_name, fit({"class": Y, "scale": scale}, loss=from_labels, **options)):
+        assert run.history.epochs[-1]["loss"] == pytest.approx(2 * float(INTEGER(X @ START["w"], Y).mean()), rel=1e-5)
     with pytest.raises(KeyError, match="'x'"):
         fit(loss=lookup_of_its_own)
 

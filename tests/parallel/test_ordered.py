@@ -133,9 +133,9 @@ def test_a_state_that_another_rule_split_is_placed_by_the_first_step(rule):
     batch = {"x": np.eye(4, dtype="float32"), "label": np.zeros(4, "float32")}
     step = jfit.train_step(model, "adam")
     state = jfit.data_parallel(step, 2, reduce=rule).place(jfit.init_state(model, "adam"))
-    assert not state.opt_state.slots["mean"]["w"].is_fully_replicated
+    assert not state.opt_state.inner[0].mu["w"].is_fully_replicated
     state, _ = jfit.data_parallel(step, 2, reduce=ordered(2))(state, batch)
-    assert int(state.step) == 1 and state.opt_state.slots["mean"]["w"].is_fully_replicated
+    assert int(state.step) == 1 and state.opt_state.inner[0].mu["w"].is_fully_replicated
 
 
 def test_the_warning_for_rows_that_affect_each_other_is_about_slices():

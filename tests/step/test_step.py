@@ -227,7 +227,8 @@ def test_integer_parameters_are_not_trained():
         lambda p, x: jnp.sum(x * p["w"][p["table"]][None], axis=1), loss=optax.l2_loss, params=params
     )
     before, state, _ = stepped(model, {"x": np.ones((4, 2), np.float32), "label": np.zeros(4, np.float32)}, "adam")
-    assert state.params["table"].dtype == jnp.int32 and list(state.opt_state.slots["mean"]) == ["w"]
+    trained = [name for name, x in state.opt_state.inner[0].mu.items() if hasattr(x, "dtype")]
+    assert state.params["table"].dtype == jnp.int32 and trained == ["w"]
     assert not np.array_equal(before.params["w"], state.params["w"])
 
 

@@ -722,9 +722,7 @@ def _(rng):
 def _(rng):
     schedule = optax.warmup_cosine_decay_schedule(0.02, 0.3, 2, 6)
     fit = {"optimizer": "sgd", "optimizer_params": {"momentum": 0.9}, "schedule": schedule}
-    # as in MXNet, the momentum of jfit's sgd contains the learning rates of earlier steps; that of optax.sgd does not
-    by_hand = optax.chain(optax.scale_by_learning_rate(schedule), optax.trace(0.9))
-    return trained_only(rng, optimizer=by_hand, fit=fit)
+    return trained_only(rng, optimizer=optax.sgd(schedule, momentum=0.9), fit=fit)
 
 
 # ------------------------------------------------------------------------------------------------ modules as functions

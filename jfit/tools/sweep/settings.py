@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from jfit import optim
 from jfit.callbacks.intervals import Every
 from jfit.checks import name_hint
+from jfit.graph import Symbol
 from jfit.optim.core import check_numbers
+from jfit.optim.registry import optax_parameters
 from jfit.prepare import FitOptions
 from jfit.step.train import check_limits
 
@@ -21,7 +23,7 @@ _ALONE = "train single runs with fit for it"
 _INSTEAD = {
     **dict.fromkeys(("checkpoint", "checkpoint_every", "checkpoint_best", "resume", "resume_with"), _NO_CHECKPOINTS),
     **dict.fromkeys(("reduce", "gather_outputs", "sync_batch_stats", "mesh", "shard"), _ONE_DEVICE),
-    **dict.fromkeys(("directory", "progress", "profile", "nan", "data_timeout"), _ALONE),
+    **dict.fromkeys(("directory", "progress", "profile", "nan", "data_timeout", "updates"), _ALONE),
     "callbacks": "the members train inside one program; use patience= or halving= of sweep to end members early",
     "devices": "pass devices= to sweep, not in over=: it splits the members over the devices",
     "log_every": "values are recorded once per epoch",
@@ -87,7 +89,7 @@ def member_settings(
         params = dict(common.get("optimizer_params") or {}) | dict(values.get("optimizer_params") or {})
         for name in [name for name in values if name not in of_fit and name not in of_model]:
             _check_supported(name)
-            params[_of_optimizer(name, arguments.get("optimizer", "sgd"), model)] = values[name]
+            params[_of_optimizer(name, arguments.get("optimizer", "sgd"), model, net)] = values[name]
         options = FitOptions(**arguments | {"optimizer_params": params or None, "progress": False})
         try:  # before anything is compiled
             options = options.checked(eval_data)
@@ -126,12 +128,13 @@ def _made(factory: Callable[..., Any], values: dict[str, Any], made: dict[Any, A
     return made[key]
 
 
-def _of_optimizer(name: str, optimizer: Any, model: Any) -> str:
-    """Return the name of a parameter of the optimizer: MXNet's optimizers call the weight decay "wd"."""
+def _of_optimizer(name: str, optimizer: Any, model: Any, net: Any) -> str:
+    """Return the name of a parameter of the optimizer: MXNet's optimizers, those of graphs, call the weight decay "wd"."""
+    is_graph = isinstance(net, Symbol) or getattr(net, "symbol", None) is not None
     entry = optim.OPTIMIZERS.get(optimizer.lower()) if isinstance(optimizer, str) else None
     accepted = () if entry is None else inspect.signature(entry.make).parameters
-    if entry is None or name in accepted:  # the other optimizers are checked when they are made
-        return name
+    if entry is None or name in accepted or (not is_graph and name in optax_parameters(optimizer)):
+        return name  # the other optimizers are checked when they are made
     if name == "weight_decay" and "wd" in accepted:
         return "wd"
     hint = name_hint(name, [*FIT, *accepted, *_parameters(model)])
