@@ -101,7 +101,8 @@ def fit(
             argument as any dict, tuple or NamedTuple, and labels in the structure of the outputs.
         eval_data: evaluation data in the same forms, scored as `eval_every` says.  Default: no evaluation.
         batch_size: number of rows per step over all devices.  An iterable of batches determines its own batch sizes.
-        num_epoch: total number of epochs.  A resumed run trains only the epochs that are left.  Default: 10, or `num_steps`.
+        num_epoch: total number of epochs.  A resumed run trains only the epochs that are left.  Default: 10, without
+            `num_steps`.
         num_steps: total number of steps (updates), instead of `num_epoch`.  Training may end within an epoch, which then has
             its row in the history and its "epoch_end" event; if training goes on later, the row is replaced at the end of the
             epoch.  An endless iterable needs no `steps_per_epoch`: it is one epoch.  Schedules are as long as the run.
@@ -138,8 +139,8 @@ def fit(
             last one ended.
         validation_split: fraction of the rows of arrays, the last ones before shuffling, that are evaluation data instead of
             training data.  Not with `eval_data` or iterables.
-        eval_every: number of epochs between two evaluations, or `jfit.every(steps=500)`: after step 500, 1000, ...  The end of
-            training is always evaluated.
+        eval_every: number of epochs between two evaluations, or `jfit.every(steps=500)`: after step 500, 1000, ...  A plain
+            number counts epochs also with `num_steps`.  The end of training is always evaluated.
         shuffle: whether to shuffle arrays, and data sets of rows with `__len__` and `__getitem__`, before every epoch, by a
             permutation that depends only on `seed` and the epoch.  Memory maps larger than 1 GiB are shuffled in blocks.  Other
             iterables are read in their own order.
@@ -153,10 +154,11 @@ def fit(
             `earlier-<n>`, unless this run resumes from them.  These are kept until you delete them; a log line has their number
             and size.  Default: no checkpoints.
         checkpoint_every: "epoch", the number of steps between two checkpoints, or `jfit.every(epochs=2)`.  The state at the end
-            is saved in any case.
+            is saved in any case.  States of 16 MiB and more are written while training goes on; `fit` returns when the last
+            one is on the disk.
         checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the evaluation or epoch
-            with its best value is kept too, for `jfit.Run.load(checkpoint, which="best")`.
-            States of 16 MiB and more are written while training goes on; `fit` returns when the last one is on the disk.
+            with its best value is kept too, for `jfit.Run.load(checkpoint, which="best")`.  The run that `fit` returns has the
+            last parameters; `jfit.callbacks.early_stopping` restores the best ones.
         resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints, or a checkpoint,
             which must exist.  If the folder has no checkpoint, training starts from the beginning.  Checkpoints of a folder
             with nan or infinite parameters or auxiliary states are left out, with a warning, and moved to `earlier-<n>`.  A
@@ -256,7 +258,8 @@ def fit(
             from a replay of the step, the first input, node (or, for a function, line of code) or gradient that is not finite.
         updates: list of `jfit.Update`, each with its own parameters, loss and optimizer, which every step runs one after the
             other: for GANs, actor and critic, and other alternating updates of functions and modules.  They replace `loss`,
-            `optimizer` and `optimizer_params`.  Default: one update of all parameters.
+            `loss_weights`, `optimizer` and `optimizer_params`; `log`, `shard`, `mesh` and a `reduce` other than "psum" and
+            "bfloat16" are not supported with them.  Default: one update of all parameters.
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C

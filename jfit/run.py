@@ -68,7 +68,7 @@ class Run:
     Attributes:
         functions: the `jfit.Model`.
         settings: devices, batch sizes, number of epochs, metrics and folders, a `jfit.feed.batches.Settings`.
-        history: `History` with the losses and metrics of every epoch and of the "log" events within epochs.
+        history: `History` with the losses and metrics of every epoch, of evaluations, of recorded steps, and of "log" events.
         interrupted: whether Ctrl-C or SIGTERM ended the last training.
         stop_reason: why the last training ended before `num_epoch` or `num_steps`, a string; None if it did not.
 
@@ -462,7 +462,7 @@ class Run:
         """Continue training with the same data, compiled programs and settings.
 
         Args:
-            num_epoch: number of further epochs; the rest of an unfinished epoch is the first of them.  Default: 1, or
+            num_epoch: number of further epochs; the rest of an unfinished epoch is the first of them.  Default: 1, without
                 `num_steps`.
             num_steps: number of further updates, instead of `num_epoch`.
 
@@ -470,7 +470,8 @@ class Run:
             Run: this run.
 
         Raises:
-            ValueError: the run was loaded from files and has no training data, both numbers are passed, or an epoch is endless.
+            ValueError: the run was loaded from files and has no training data, both numbers are passed, or none after a
+                training of `num_steps` that ended within an epoch of an iterable, which may be endless.
             RuntimeError: another thread trains this run, or this thread, which called a callback.
         """
         check_not_forked("Run.train")
@@ -478,9 +479,10 @@ class Run:
             raise ValueError(
                 f"Run.train: num_epoch={num_epoch} and num_steps={num_steps} are both passed; leave out one of them"
             )
-        data = self._require_loop("train").dispatcher.data
-        if num_steps is None and isinstance(data, StreamData) and data.steps_per_epoch is None and is_endless(data.source):
-            raise ValueError("Run.train: the training data is endless, so an epoch would never end; pass num_steps=")
+        loop = self._require_loop("train")
+        data, unending = loop.dispatcher.data, num_steps is None and loop.dispatcher.num_batches is None
+        if unending and isinstance(data, StreamData) and (is_endless(data.source) or (num_epoch is None and self.num_steps)):
+            raise ValueError("Run.train: the end of an epoch of the training data is not known; pass num_steps= (or num_epoch=)")
         return self.go(num_epoch if num_epoch is not None or num_steps is not None else 1, num_steps)
 
     def go(self, epochs: int | None = None, steps: int | None = None) -> Run:

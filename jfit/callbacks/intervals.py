@@ -95,6 +95,8 @@ def interval(name: str, value: Any, unit: str) -> Every:
         return value
     if isinstance(value, str) and value == "epoch":
         return EPOCH
-    named: dict[str, Any] = {name: value}
-    positive_integer(**named)
+    try:
+        positive_integer(**{name: value})  # pyright: ignore[reportArgumentType]
+    except ValueError as error:
+        raise ValueError(f"{error} ({unit}), jfit.every(steps=...) or jfit.every(epochs=...)") from None
     return Every(**{unit: int(value)})

@@ -23,7 +23,7 @@ def check_updates(options: Any) -> None:
         raise ValueError(f"updates: two have the name {twice[0]!r}; pass name= to jfit.Update")
     for name, default in _EXCLUDED.items():
         if getattr(options, name) != default:
-            remedy = "leave it out; each jfit.Update has its own loss and optimizer"
-            raise ValueError(f"{name}= cannot be combined with updates=; {remedy}")
+            own = "is not supported" if name in ("log", "shard", "mesh") else "is an argument of each jfit.Update"
+            raise ValueError(f"{name}= cannot be combined with updates=: it {own}; leave it out")
     if options.reduce not in _SUMS:
         raise ValueError(f'reduce={options.reduce!r} cannot be combined with updates=; pass "psum" or "bfloat16"')

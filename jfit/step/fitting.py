@@ -70,6 +70,8 @@ def choose_metrics(
         targets = targets_of(model, inputs, inputs if labels is None else labels)
         metrics, choice = _replaced(metrics, targets)
         metrics = _fitted(metrics, targets)
+    if metrics and not shown_heads(model, inputs):
+        raise ValueError(f"metric {metrics[0].name!r} needs labels, and no output has one; pass eval_metric=None, or labels")
     for metric in metrics:
         if metric.name in model.logged and not (isinstance(metric, OutputMetric) and metric.name.endswith("_loss")):
             raise ValueError(f"loss returned the value {metric.name!r} to log, which is also the name of a metric; rename it")

@@ -18,7 +18,7 @@ class LossScale(NamedTuple):
 
     Attributes:
         scale: the factor of the loss in the next step, float32 scalar.
-        good_steps: number of updates since the scale changed, int32 scalar.
+        good_steps: number of updates in a row without overflow since the scale changed, int32 scalar.
         skipped: number of steps that changed nothing, because a gradient was not finite, int32 scalar.
 
     Example:

@@ -32,13 +32,15 @@ class Update:
       forward nor its backward pass.  The first update runs in every step.
     - Each update differentiates its own loss with respect to its own parameters; all others are constants.  Parameters that no
       update trains are not trained.  A parameter may be trained by several updates.
-    - The updates share the parameters, the auxiliary states and the random key, of which update number k, from 0, uses
-      `jax.random.fold_in(key, k)`.  Each has its own optimizer state, with the count of its own updates.
+    - The updates share the parameters and the auxiliary states.  Each has its own optimizer state, with the count of its own
+      updates.  Update number k, from 0, draws its random numbers with `jax.random.fold_in(state.key, k)` in place of the key of
+      the run: its key in a step is that folded with the number of the step, and then with the number of the micro-batch.
     - `state.base_lr` is the learning rate of the first optimizer by name.  Those of the other optimizers by name keep their
       ratio to it; a `schedule` or `run.set_base_lr` changes all of them by the same factor.  If the first update has an
       optimizer by name, the history has its learning rate as "lr".
     - "loss", the metrics and the evaluation are those of the first update.  The mean loss of each update over the steps in
-      which it ran is logged as "<name>_loss", and values that its loss function returns as "<name>_<value>".
+      which it ran is logged as "<name>_loss", and values that its loss function returns as "<name>_<value>", in "log" events
+      and rows of epochs.  Rows of single steps (`log_every`) have only the loss and the values of the first update.
     - `clip_norm`, `clip_value`, `regularizers` and `micro_batches` of `fit` are those of each update.  `ema` averages the
       parameters after all updates of a step.
     - The state of all updates is in the `TrainState`, so that a resumed run has the same bits.
@@ -48,7 +50,7 @@ class Update:
         loss: the loss, as the argument `loss` of `jfit.fit`.
         optimizer: the optimizer, as the argument of `jfit.fit`.
         optimizer_params: parameters of an optimizer by name, as the argument of `jfit.fit`.
-        every: number of steps from one run of the update to the next.
+        every: number of steps from one run of the update to the next, an integer: 2 runs it in the steps 2, 4, 6, ...
         name: name in the history.  Default: the first pattern without "*" and separators at its end, "critic" for "critic/*".
 
     Raises:

@@ -249,10 +249,10 @@ def test_another_learning_rate_compiles_nothing():
         ({"updates": [jfit.Update("critic/*", of_critic)] * 2}, "two have the name 'critic'; pass name="),
         ({"updates": [jfit.Update("citric/*", of_critic)]}, r"update 'citric': 'citric/\*' matches no trainable parameter"),
         ({"frozen": "critic/*"}, r"update 'critic': 'critic/\*' matches no trainable parameter"),
-        ({"loss": of_critic}, "loss= cannot be combined with updates=; leave it out"),
+        ({"loss": of_critic}, "loss= cannot be combined with updates=: it is an argument of each jfit.Update; leave it out"),
         ({"optimizer": "adam"}, "optimizer= cannot be combined with updates="),
         ({"reduce": "ordered"}, "reduce='ordered' cannot be combined with updates="),
-        ({"shard": {"critic/w1": (None, "model")}}, "shard= cannot be combined with updates="),
+        ({"shard": {"critic/w1": (None, "model")}}, "shard= cannot be combined with updates=: it is not supported"),
         (
             {"updates": [jfit.Update("critic/*", of_critic, "adam", {"lr_mult": {"x": 2.0}})]},
             "lr_mult has 'x', which is no",
