@@ -148,11 +148,12 @@ def _labels(data: Any, have: list[Any], names: Names, columns: Columns | None) -
         raise ValueError(
             f"the data has no column {missing[0]!r}{near}; pass that of the label as label=, one of {quoted(have)}."
         )
-    if missing or not names.labels:
+    labels = names.labels or ((names.structure.label,) if used and names.structure is not None else ())
+    if missing or not labels:
         return {}, used
-    if len(names.labels) == 1 and len(used) > 1:
-        return {names.labels[0]: np.stack([np.asarray(_column(data, n)) for n in used], axis=1)}, used
-    return {label: _column(data, n) for label, n in zip(names.labels, used, strict=True)}, used
+    if len(labels) == 1 and len(used) > 1:
+        return {labels[0]: np.stack([np.asarray(_column(data, n)) for n in used], axis=1)}, used
+    return {label: _column(data, n) for label, n in zip(labels, used, strict=True)}, used
 
 
 def _features(rest: list[Any], names: Names, columns: Columns | None) -> tuple[str, ...]:

@@ -147,6 +147,7 @@ def data_of(
     shuffle: bool = False,
     labels: bool = True,
     timeout: float | None = None,
+    others: Sequence[Model] = (),
     **options: Any,
 ) -> ArrayData | StreamData:
     """Convert the data argument of `fit`, `score` or `predict` to `ArrayData` (arrays) or `StreamData` (batches).
@@ -159,6 +160,7 @@ def data_of(
         shuffle: whether to shuffle arrays before every epoch.
         labels: whether labels are required.
         timeout: seconds to wait for a batch of a stream; arrays do not wait.  None: no change.
+        others: the same model with other losses, which read the batches, too.
         **options: `seed`, `label`, `sample_weight`, `steps_per_epoch` and `endless` of `jfit.data.as_data`.
     """
     names = set(column_names(data)) if model.optional else ()
@@ -181,7 +183,9 @@ def data_of(
         converted.drop([n for n in converted.arrays if n.split("/")[0] in (*model.labels, LABEL_WEIGHT)])
     if labels and structure is not None and structure.only_loss is None and converted is not data:
         first = first_batch(model, converted, batch_size)
-        bound = model.bound(first)  # finds the arrays that the loss reads
+        read = [each.bound(first).structure.only_loss for each in (*others, model)]  # `bound` finds what the loss reads
+        structure.only_loss = tuple(dict.fromkeys(name for names in read for name in names or ()))
+        bound = model.bound(first)
         names = Names.of(bound.inputs, bound.labels)._replace(structure=structure)
         names.log_extra(first)
         converted.drop(names.extra(first))

@@ -69,9 +69,9 @@ def from_function(
               then not required.
 
             Parameters `params` and `aux` after the second get the pytrees of the parameters and of the auxiliary states that
-            `apply` returned; `step` gets the number of updates before this one, an int32 scalar.  A loss may return (losses,
-            dict of values by name): the weighted means over the rows of values of shape (batch, ...) or () are logged.  The
-            keywords `weight` and `mask` are passed as to `apply`.
+            `apply` returned; `step` gets `state.step`, the number of steps before this one (with float16, skipped ones too), an
+            int32 scalar.  A loss may return (losses, dict of values by name): the weighted means over the rows of values of
+            shape (batch, ...) or () are logged.  The keywords `weight` and `mask` are passed as to `apply`.
         params: parameters, any pytree of arrays (dicts, lists, NamedTuples, registered dataclasses, a Flax nnx.State, the
             arrays of an Equinox module); leaves are named by their path 'a/b/c'.  Leaves that are not floating-point, such as
             typed PRNG keys, are not trained.

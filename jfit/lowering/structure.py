@@ -7,7 +7,7 @@ dict is converted to the user's tree and back.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -132,6 +132,12 @@ class Structure:
         trees = (self.params, self.aux, *self.inputs.values())
         names = tuple(self.inputs), self.labels, self.only_loss
         return [t and t.program_key for t in trees], names, self.row_axes, self.tested
+
+    def share_batches(self, others: Sequence[Structure]) -> None:
+        """Make the batches of models with the same function and other losses those of this one."""
+        read_by_loss = None if any(each.only_loss is None for each in (self, *others)) else ()
+        for each in (self, *others):
+            each.inputs, each.only_loss = self.inputs, read_by_loss
 
     def known(self, kind: str) -> Tree:
         """Return the `Tree` of kind "params" or "aux".

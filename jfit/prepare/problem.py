@@ -337,10 +337,12 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
     of_losses = {name: getattr(options, name) for name in names}
     rest = [model_and_values(model, update.loss, params, aux, **of_losses)[0] for update in (options.updates or ())[1:]]
     model, params, aux = model_and_values(model, options.loss, params, aux, **of_losses)
+    if rest:
+        model.structure.share_batches([other.structure for other in rest])
     try:
         names = ("shuffle", "seed", "label", "sample_weight", "steps_per_epoch")
         of_data = {name: getattr(options, name) for name in names} | {"endless": options.num_steps is not None}
-        data = data_of(model, train_data, options.batch_size, **of_data, timeout=options.data_timeout)
+        data = data_of(model, train_data, options.batch_size, **of_data, timeout=options.data_timeout, others=rest)
     except ValueError as error:
         if may_be_labels(eval_data, train_data):
             third = "The third argument of fit is evaluation data; if they are x and y, pass them as a pair: fit(model, (x, y))"

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 
 import jfit
@@ -123,6 +124,25 @@ def test_the_loss_reads_a_pytree_and_the_label():
 
     flat = {"obs": REPLAY["obs"], "label": REPLAY["next_obs"][:, :3], "scale": REPLAY["reward"] ** 2}
     assert_close(run.params, by_hand(scalar, Q, batches_of(flat)))
+
+
+@pytest.mark.parametrize("form", ["frame", "dict", "batches"])
+def test_a_loss_of_the_batch_gets_the_column_of_label(form):
+    x, y = REPLAY["obs"], REPLAY["reward"]
+    data = {"x": x[:, :2], "y": y}
+    if form == "frame":
+        data = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": y})
+    elif form == "batches":
+        data = [{name: array[:10] for name, array in data.items()}] * 2
+    options = OPTIONS | {"params": {"w": jnp.ones(2)}, "label": "y", "batch_size": 10}
+
+    def linear(params, x):
+        return x @ params["w"]
+
+    run = jfit.fit(linear, data, loss=lambda out, batch: (out - batch["label"]) ** 2, **options)
+    same = jfit.fit(linear, data, loss=lambda out, label: (out - label) ** 2, **options)
+    np.testing.assert_array_equal(run.params["w"], same.params["w"])
+    assert run.predict({"x": x[:, :2]}).shape == (ROWS,)
 
 
 def test_arrays_of_the_loss_that_are_missing():

@@ -1,5 +1,7 @@
 """Steps with several updates: GANs, actor and critic, against the same trainings by hand in JAX and optax."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -220,6 +222,51 @@ def test_actor_and_critic_share_a_batch_and_a_trunk():
         params, states = step(params, states, {k: v[i % 3 * 16 : i % 3 * 16 + 16] for k, v in data.items()})
     assert_close(run.params, params)
     assert {"critic_loss", "actor_loss", "actor_entropy"} <= set(run.history.epochs[-1])
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+def of_pair(params, x):
+    return {"u": x.a @ params["u"], "v": x.b @ params["v"]}
+
+
+def of_u(out, batch):
+    return (out["u"] - batch["label"].a * batch["scale"].sum()) ** 2
+
+
+def of_v(out, batch):
+    return (out["v"] - batch["label"].b) ** 2 * batch["weight"]
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+@pytest.mark.parametrize("first", [of_u, lambda out, label: (out["u"] - 3 * label.a) ** 2])
+def test_losses_read_different_arrays_and_the_same_pytrees(first, in_batches):
+    rows = {"x": Pair(X, Z), "label": Pair(X[:, 0], Z[:, 0]), "weight": Z[:, 1] ** 2}
+    rows = jax.tree.map(lambda x: x[:32].astype("float32"), rows)
+    batches = [jax.tree.map(lambda x, k=k: x[k : k + 16], rows) | {"scale": np.ones(3, "float32")} for k in (0, 16)]
+    start, params = {"u": jnp.ones(2), "v": jnp.ones(3)}, {"u": jnp.ones(2), "v": jnp.ones(3)}
+    run = jfit.fit(
+        of_pair,
+        batches if in_batches else rows | {"scale": np.ones(3, "float32")},
+        params=start,
+        row_axes={"scale": None},
+        updates=[jfit.Update("u", first, optax.sgd(0.1)), jfit.Update("v", of_v, optax.sgd(0.1))],
+        batch_size=16,
+        num_epoch=1,
+        shuffle=False,
+        progress=False,
+    )
+
+    def mean_loss(params, loss, batch):
+        return loss(of_pair(params, batch["x"]), batch).mean()
+
+    for batch in batches:
+        for name, loss in (("u", of_u), ("v", of_v)):
+            params = {**params, name: params[name] - 0.1 * jax.grad(mean_loss)(params, loss, batch)[name]}
+    assert_close(run.params, params)
 
 
 def test_a_step_that_is_not_finite_is_skipped_by_each_update():
