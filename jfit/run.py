@@ -41,7 +41,8 @@ from jfit.loop.loop import Loop
 from jfit.loop.replaying import Replay, replay_step
 from jfit.loop.threads import copied
 from jfit.lowering.build import as_model
-from jfit.lowering.model import Model, count_parameters, own_buffer
+from jfit.lowering.model import Model, count_parameters
+from jfit.lowering.structure import own_buffer
 from jfit.optim import EmaState
 from jfit.parallel import check_entry, place
 from jfit.parallel.mesh import mesh_devices, mesh_of

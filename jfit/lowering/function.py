@@ -18,10 +18,9 @@ from jfit.lowering.function_rows import FunctionRows
 from jfit.lowering.joint import LossInputs, LossTerms, Term, row_weight_arguments, weight_keywords
 from jfit.lowering.loss_kinds import known_kind
 from jfit.lowering.losses import facts
-from jfit.lowering.model import STEP, Aux, Inputs, Model, Output, Params, Policy, RowLosses, Specs
-from jfit.lowering.model import flatten_names, own_buffer, weighted
+from jfit.lowering.model import STEP, Aux, Inputs, Model, Output, Params, Policy, RowLosses, Specs, flatten_names, weighted
 from jfit.lowering.row_axes import RowAxes
-from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree
+from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree, own_buffer
 from jfit.ops.axis import Axis, axis_index, device_axis
 from jfit.programs import Made
 

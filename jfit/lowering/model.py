@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from jfit.graph import html
@@ -524,12 +523,6 @@ def row_weights(weight: Array | None, rows: MaybeLayout, size: int) -> Array | N
     if rows.axis != 0 or rows.before * rows.size * rows.after != size:
         return None
     return jnp.tile(jnp.repeat(weight, rows.after), rows.before)
-
-
-def own_buffer(x: Array | np.ndarray) -> Array:
-    """Return a copy of an array in a new buffer, which can be donated; nothing is compiled."""
-    # device_put of aligned host memory to a CPU device shares that memory, even with may_alias=False
-    return jax.device_put(np.array(x) if isinstance(x, np.ndarray) else x, may_alias=False)
 
 
 def flatten_names(tree: Any) -> tuple[dict[str, Any], Any]:

@@ -17,7 +17,8 @@ from jfit.init import InitDesc, default
 from jfit.init import get as get_initializer
 from jfit.init.core import distribution_of
 from jfit.init.sampling import Fixed, split_seed
-from jfit.lowering.model import Aux, Model, Params, Policy, flatten_names, own_buffer, specs_of
+from jfit.lowering.model import Aux, Model, Params, Policy, flatten_names, specs_of
+from jfit.lowering.structure import own_buffer
 from jfit.metrics import Metric
 from jfit.optim import EmaState, Optimizer, ema_params
 from jfit.optim.registry import get_for, in_structure
