@@ -223,7 +223,8 @@ class Loop:
         gaps = [watch.gap for watch in (self.events, self.evaluations, self.profiler) if watch is not None]
         most = lambda step: min(self._end[1] - step, *(gap(step) for gap in gaps))  # noqa: E731
         prepare = lambda programs: self._compile_ahead(self.state, programs)  # noqa: E731
-        dispatches = self.dispatcher.dispatches(self.epoch, self.batch, self.step, most, prepare)
+        left = None if math.isinf(self._end[1]) else int(self._end[1]) - self.step
+        dispatches = self.dispatcher.dispatches(self.epoch, self.batch, self.step, most, left, prepare)
         with contextlib.closing(dispatches):
             while self.step < self._end[1] and (dispatch := next(dispatches, None)) is not None:
                 yield dispatch
