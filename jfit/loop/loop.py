@@ -265,7 +265,8 @@ class Loop:
         if flag.in_job:
             logs = equal_times(logs)
         end, flag.critical = self.position, True
-        if values:
+        is_new = self.history.last_step("evaluations") != self.step  # not that of an end of training at the end of a stream
+        if values and is_new:
             self.history.add_evaluation(epoch=self.epoch, step=self.step, **values)
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
         # The position is set before the callbacks, so that a run resumed from their checkpoint begins the next epoch.
@@ -273,7 +274,7 @@ class Loop:
         flag.critical = False
         if flag.urgent:
             raise KeyboardInterrupt
-        if values:
+        if values and is_new:
             self.events.send("evaluation", values, ends_epoch=True, **end)
         self.events.send("epoch_end", logs, **end)
 

@@ -295,6 +295,13 @@ def test_a_run_that_goes_on_with_an_endless_generator_loses_none_of_its_batches(
     assert run.history.column("seen", "steps") == list(range(10))
 
 
+def test_a_run_that_ended_with_its_stream_does_not_evaluate_the_same_step_twice():
+    batches = lambda: ((X[i : i + 8], Y[i : i + 8]) for i in range(0, 32, 8))  # noqa: E731
+    run = by_steps(4, data=batches, eval_every=jfit.every(steps=2)).train(num_steps=2)
+    assert run.history.column("step", "evaluations") == [2, 4, 6]
+    assert [(row["epoch"], row["step"], "val_loss" in row) for row in run.history.epochs] == [(0, 4, True), (1, 6, True)]
+
+
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("at", [6, 11])
 @pytest.mark.parametrize("devices", [1, 2])

@@ -9,16 +9,7 @@ from typing import Any
 import jax
 
 from jfit.lowering.arguments import Arguments
-from jfit.lowering.frameworks.adapted import (
-    MODES,
-    Adapted,
-    call_of,
-    drawn_for_data,
-    module_key,
-    mode,
-    one_row,
-    require_norms,
-)
+from jfit.lowering.frameworks.adapted import MODES, Adapted, call_of, drawn_for_data, mode, module_key, one_row, require_norms
 
 NAME = "Flax linen"
 # layers with two modes -> the argument that sets the mode, True in evaluation
