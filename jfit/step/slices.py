@@ -316,7 +316,7 @@ def gradients_of(
 
 def loss_factor(policy: Policy | None, state: TrainState, shard: BatchShard, axis_name: Axis) -> Array | None:
     """The loss scale, divided by the number of rows, because the objective is the sum over rows; None without a loss scale."""
-    scale = scale_of(policy, state)
+    scale = scale_of(policy, state) if policy else None
     return scale if scale is None else scale / (shard.row_ids.shape[0] * (1 if axis_name is None else axis_size(axis_name)))
 
 

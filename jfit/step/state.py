@@ -149,7 +149,7 @@ def init_state(
     _check_multipliers(optimizer, model, drawn)
     trainable, _ = split_params(model, drawn, frozen)
     base_lr, bound = _base_lr(optimizer, learning_rate), model.bound(inputs) if inputs else model
-    norms = norms_of(log)
+    norms = norms_of(log) if log else ()
     if both := sorted({*norms} & {*bound.logged}):
         raise ValueError(f"log has {both[0]!r}, but the loss returns a value to log with the same name; rename that value")
     return TrainState(
@@ -160,7 +160,7 @@ def init_state(
         metrics=zero_totals(metrics, (*bound.logged, *norms), bound.num_losses),
         base_lr=None if base_lr is None else _own_float(base_lr),
         key=run_key,
-        loss_scale=first_scale(policy),
+        loss_scale=first_scale(policy) if policy else None,
     )
 
 

@@ -203,7 +203,7 @@ class TrainStep:
         for trait, reason in reasons.items():
             if trait in self.model.traits and self.micro_batches != 1:
                 raise ValueError(f"micro_batches is {self.micro_batches}, but {reason}; set micro_batches=1")
-        norms = norms_of(self.log)
+        norms = norms_of(self.log) if self.log else ()
         scaled = policy is not None and policy.scaling is not None
         if (norms or scaled) and not reduce.shared:
             what = f"log has {norms[0]!r}" if norms else f"policy {policy.compute!r} has a loss scale"  # pyright: ignore
@@ -294,7 +294,7 @@ class TrainStep:
             shared = with_penalty(shared, extra)
         loss = _mean_loss(sums._replace(shared=shared))
         counted, good, is_new = state, None, True
-        if scale_of(cast(Any, self.policy), state) is not None:
+        if self.policy and scale_of(cast(Policy, self.policy), state) is not None:
             counted, good = counting_updates(state), all_finite(gradients)
         trainable, opt_state, lr, norms = self.rule(counted, trainable, gradients, sums.rows, loss, penalties, self.log)
         trainable = trainable if layout is None else layout.cut(trainable)

@@ -59,14 +59,31 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch)
     run_readme.run(ROOT / page)
 
 
+@pytest.fixture
+def rank_promotion():
+    """Allow arrays of different rank to be added, as JAX does by default."""
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    yield
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
 @pytest.mark.slow  # imports five frameworks
+@pytest.mark.usefixtures("rank_promotion")  # Keras adds biases to arrays of another rank
 def test_the_code_of_the_page_on_models_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    jax.config.update("jax_numpy_rank_promotion", "allow")  # Keras adds biases to arrays of another rank
-    try:
-        run_readme.run(ROOT / "docs" / "models.md")
-    finally:
-        jax.config.update("jax_numpy_rank_promotion", "raise")
+    run_readme.run(ROOT / "docs" / "models.md")
+
+
+@pytest.mark.slow
+@pytest.mark.optimized  # convolutions without optimization take minutes
+@pytest.mark.usefixtures("rank_promotion")
+@pytest.mark.parametrize(
+    "page", [path.name for path in sorted((ROOT / "docs" / "gallery").glob("*.md")) if path.stem != "index"]
+)
+def test_the_program_of_a_page_of_the_gallery_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])  # a page sets it
+    run_readme.run(ROOT / "docs" / "gallery" / page)
 
 
 def test_the_first_example_of_readme_prints_the_table_below_it(tmp_path, monkeypatch, capsys):

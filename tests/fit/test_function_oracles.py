@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import zlib
+from dataclasses import replace
 
 import function_models as models
 import jax
@@ -114,7 +115,7 @@ def test_rows_of_weight_0_change_nothing_even_if_they_are_nan(name):
     if isinstance(one.data, tuple):
         data = (*inputs.values(), label, weight)
     else:
-        data = jfit.data.ArrayData({**inputs, **({"label": label} if one.labelled else {})}, weight=weight, shuffle=False)
+        data = jfit.data.ArrayData(replace(one, inputs=inputs, label=label).arrays, weight=weight, shuffle=False)
     assert_close(by_fit(one, train_data=data), by_hand(name))
 
 
@@ -161,7 +162,8 @@ def test_two_devices_change_nothing(name):
 @pytest.mark.filterwarnings("ignore:the rows of a batch:UserWarning")
 @pytest.mark.parametrize("name", starting_with("dropout, one key per step", [n for n in CASES if n not in EXACT]))
 def test_batch_statistics_and_random_numbers_are_those_of_each_device(name):
-    assert_close(by_fit(CASES[name].build(), devices=2), by_hand(name, devices=2))
+    gathered = CASES[name].build().fit.get("gather_outputs", False)
+    assert_close(by_fit(CASES[name].build(), devices=4 if gathered else 2), by_hand(name, devices=1 if gathered else 2))
 
 
 @pytest.mark.slow
@@ -178,7 +180,7 @@ def test_resuming_at_any_step_changes_no_bit(name, tmp_path):
 @pytest.mark.parametrize("name", starting_with("row weights", EXACT[::4]))
 def test_shuffling_is_a_permutation_of_seed_and_epoch(name):
     one = CASES[name].build()
-    data = jfit.data.ArrayData({"label": one.label}, seed=3)
+    data = jfit.data.ArrayData({"row": np.zeros(one.rows)}, seed=3)
     orders = [data.order(epoch) for epoch in range(EPOCHS)]
     assert all(sorted(order) == list(range(one.rows)) for order in orders) and list(orders[0]) != list(orders[1])
     assert_close(by_fit(one, shuffle=True, seed=3), models.by_hand(one, order=lambda epoch: orders[epoch]))
@@ -190,21 +192,72 @@ def test_a_loop_of_training_steps_computes_what_fit_does(name):
     """Batches of their true size, in a loop of the user around the jitted step."""
     one = CASES[name].build()
     optimizer = get_for(False, one.fit.get("optimizer", one.optimizer), **one.fit.get("optimizer_params", {}))
-    options = {k: v for k, v in one.fit.items() if k in ("schedule", "clip_norm")}
+    if "ema" in one.fit:
+        optimizer = jfit.optim.ema(optimizer, one.fit["ema"])
+    options = {k: v for k, v in one.fit.items() if k in ("schedule", "clip_norm", "frozen")}
     scalar = one.fit.get("loss_per_batch", False)
     model = jfit.Model.from_function(one.apply, loss=one.loss, params=one.params, aux=one.aux, loss_per_batch=scalar)
-    arrays = {**one.inputs, **({"label": one.label} if one.labelled else {})}
-    state = jfit.init_state(model, optimizer, arrays)
+    arrays = one.arrays
+    state = jfit.init_state(model, optimizer, arrays, frozen=options.get("frozen", ()))
     step, losses = jax.jit(jfit.train_step(model, optimizer, **options)), []
     for low in [*range(0, one.rows, BATCH)] * EPOCHS:
         rows = slice(low, low + BATCH)
-        batch = {name: x[rows] for name, x in arrays.items()}
+        batch = models.take(arrays, rows)
         state, out = step(state, batch if one.weight is None else jfit.Batch(batch, one.weight[rows]))
         losses.append(float(out.loss))
     expected, trees = by_hand(name), model.structure
-    result = expected._replace(params=trees.params.unflatten(state.params), aux=trees.aux.unflatten(state.aux))
+    params = jfit.optim.ema_params(state.params, state.opt_state) if "ema" in one.fit else state.params
+    result = expected._replace(params=trees.params.unflatten(params), aux=trees.aux.unflatten(state.aux))
     assert differences(result, expected)["parameters"] <= TOLERANCE
     if one.weight is None and one.sums is None:
         counts = [len(range(low, min(low + BATCH, one.rows))) for low in range(0, one.rows, BATCH)]
         mean = np.average(losses[: len(counts)], weights=counts)
         assert mean == pytest.approx(expected.epochs[0]["loss"], rel=TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def of_seeds():
+    """A training with dropout by hand, for three seeds."""
+    return [by_hand("dropout, one key per step", batch_size=10, seed=seed) for seed in range(3)]
+
+
+@pytest.mark.slow
+def test_a_sweep_over_seeds_trains_each_as_by_hand(of_seeds):
+    one = CASES["dropout, one key per step"].build()
+    settings = {"loss": one.loss, "params": one.params, "optimizer": one.optimizer, "shuffle": False}
+    settings |= {"batch_size": 10, "num_epoch": EPOCHS}
+    members = jfit.sweep(one.apply, one.data, one.data, over={"seed": range(3)}, **settings)
+    for member, expected in zip(members, of_seeds, strict=True):
+        assert_close(member.run, expected)
+
+
+@pytest.mark.slow
+def test_the_step_in_vmap_and_scan_trains_each_seed_as_by_hand(of_seeds):
+    one = CASES["dropout, one key per step"].build()
+    model = jfit.Model.from_function(one.apply, loss=one.loss, params=one.params)
+    states = jax.vmap(lambda seed: jfit.init_state(model, one.optimizer, seed=seed))(np.arange(3))
+    batches = models.take({"x": one.inputs["x"], "label": one.label}, np.arange(40).reshape(4, 10) % 20)
+    step = jax.vmap(jfit.train_step(model, one.optimizer), in_axes=(0, None))
+    states, _ = jax.jit(lambda states: jax.lax.scan(step, states, batches))(states)
+    for seed, expected in enumerate(of_seeds):
+        params = model.structure.params.unflatten(models.take(states.params, seed))
+        assert differences(expected._replace(params=params), expected)["parameters"] <= TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", models.STREAMS)
+def test_steps_of_an_endless_stream_compute_what_a_loop_by_hand_does(name):
+    """For a number of steps, with evaluations between them."""
+    one = models.STREAMS[name](np.random.default_rng(0))
+    params, losses, evaluations = models.by_hand_of_stream(one, steps=7, every=3)
+
+    def endless():
+        while True:
+            yield from one.batches
+
+    settings = {"params": one.params, "loss": one.loss, "loss_per_batch": True, "optimizer": models.STREAM_OPTIMIZER}
+    settings |= {"num_steps": 7, "eval_every": jfit.every(steps=3), "log_every": 1, "eval_metric": None, "progress": False}
+    run = jfit.fit(one.apply, endless(), one.batches, **settings)
+    assert differences(models.Result([], run.params, None), models.Result([], params, None))["parameters"] <= TOLERANCE
+    assert run.history.column("loss", "steps") == pytest.approx(losses, rel=TOLERANCE)
+    assert run.history.column("val_loss", "evaluations") == pytest.approx(evaluations, rel=TOLERANCE)

@@ -41,10 +41,13 @@ class Case:
         inputs: arrays by name, in the order of the arguments of `apply`.
         label: labels, a pytree of arrays whose axis 0 is the rows.
         labelled: whether `label` is part of the data; else it is only for `sums` and `metrics`.
+        only_loss: whether `label` is a dict of arrays of the data, by name, that only the loss takes.
         loss: the argument of `jfit.fit`.
-        sums: by hand `(output, label, row weights) -> (sum of losses, sum of their weights)`.  Default: from `loss`, which is
-            then a function of the user or of optax.
+        sums: by hand `(output, label, row weights) -> (sum of losses, sum of their weights)`; it gets the keywords `params`,
+            `aux` and `step` that it takes.  Default: from `loss`, which is then a function of the user or of optax.
         optimizer: the optax optimizer of the training by hand, and the argument of `jfit.fit` if `fit` has none.
+        average: by hand, the parameters that are evaluated and returned, from the state of `optimizer`.  Default: the trained
+            ones.
         fit: further arguments of `jfit.fit`.
         metrics: name in the history -> its value by scikit-learn, a function of outputs and labels.
         weight: row weights (rows,), or None.
@@ -59,6 +62,7 @@ class Case:
     loss: Any
     sums: Callable[..., Any] | None = None
     optimizer: Any = field(default_factory=lambda: optax.sgd(0.1, momentum=0.9))
+    average: Callable[[Any], Any] | None = None
     fit: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     aux: Any = None
@@ -66,20 +70,26 @@ class Case:
     coupled: bool = False
     evaluated: bool = True
     labelled: bool = True
+    only_loss: bool = False
 
     @property
     def rows(self) -> int:
         return len(jax.tree.leaves(self.label)[0])
 
     @property
+    def arrays(self) -> dict[str, Any]:
+        """The data as a dict by name."""
+        if self.only_loss:
+            return {**self.inputs, **self.label}
+        return {**self.inputs, **({"label": self.label} if self.labelled else {})}
+
+    @property
     def data(self) -> Any:
-        """The data as the users of `fit` pass it: a tuple if there is one input, else a dict."""
-        if not self.labelled:
-            return dict(self.inputs)
-        if len(self.inputs) == 1:
-            arrays = (*self.inputs.values(), self.label)
-            return arrays if self.weight is None else (*arrays, self.weight)
-        return {**self.inputs, "label": self.label}
+        """The data as the users of `fit` pass it: a tuple if there is one input with labels, else a dict."""
+        if not self.labelled or self.only_loss or len(self.inputs) > 1:
+            return self.arrays
+        arrays = (*self.inputs.values(), self.label)
+        return arrays if self.weight is None else (*arrays, self.weight)
 
 
 class Result(NamedTuple):
@@ -145,6 +155,7 @@ def by_hand(
     order: Callable[[int], Any] | None = None,
     devices: int = 1,
     micro_batches: int = 1,
+    seed: int = 0,
 ) -> Result:
     """Train without jfit: batches of their true size, the gradient of the mean loss of each, one update of optax.
 
@@ -155,20 +166,21 @@ def by_hand(
         order: epoch -> indices of the rows in the order of this epoch.  Default: as they are.
         devices: number of parts of a batch that are computed separately: sums of losses are added, aux is averaged.
         micro_batches: number of parts of a batch, each with its own key and the aux that the part before returns.
+        seed: seed of the keys of the steps.
     """
     weight = np.ones(one.rows, "float32") if one.weight is None else one.weight
     everything = (tuple(one.inputs.values()), one.label, weight)
-    evaluate = jax.jit(lambda p, a, *rows: totals_by_hand(one, p, jax.tree.map(jnp.asarray, a), *rows, None))
+    evaluate = jax.jit(lambda p, a, step, *rows: totals_by_hand(one, p, jax.tree.map(jnp.asarray, a), *rows, None, step))
 
     @jax.jit
     def update(params, aux, state, step, *shards):
         def mean(params):
             sums, last = [], aux
             for number, shard in enumerate(shards):
-                key = key_of_step(0, step, 0 if devices > 1 else number)
+                key = key_of_step(seed, step, 0 if devices > 1 else number)
                 key = key if devices == 1 else jax.random.fold_in(key, number)
                 # copies of aux, because Flax does not change variables of another trace
-                sums.append(totals_by_hand(one, params, jax.tree.map(jnp.asarray, last), *shard, key))
+                sums.append(totals_by_hand(one, params, jax.tree.map(jnp.asarray, last), *shard, key, step))
                 last = aux if devices > 1 else sums[-1][-1]
             totals, counts, outputs, new = zip(*sums, strict=True)
             new = jax.tree.map(mean_of_devices, *new) if devices > 1 else last
@@ -193,10 +205,12 @@ def by_hand(
         if one.evaluated:  # in the batches of training without shuffling, which matters if rows affect each other
             shards = [shard for part in parts for shard in shards_of(one, part, batch_size, devices)]
             parts = [take(everything, part) for part in (shards if one.coupled else [slice(None)])]
-            scored = values_by_hand(one, [(*evaluate(params, aux, *part)[:3], *part[1:]) for part in parts])
+            used = params if one.average is None else one.average(state)
+            done = np.int32(len(results) * (epoch + 1))
+            scored = values_by_hand(one, [(*evaluate(used, aux, done, *part)[:3], *part[1:]) for part in parts])
             values |= {f"val_{k}": v for k, v in scored.items()}
         history.append(values)
-    return Result(history, params, aux)
+    return Result(history, params if one.average is None else one.average(state), aux)
 
 
 def joined(module: Any, parts: Any) -> Any:
@@ -218,14 +232,16 @@ def mean_of_devices(*values: Any) -> Any:
     return sum(values) / len(values) if jnp.issubdtype(values[0].dtype, jnp.floating) else values[0]
 
 
-def totals_by_hand(one: Case, params: Any, aux: Any, inputs: Any, label: Any, weight: Any, key: Any) -> Any:
-    """(sum of losses, sum of their weights, outputs, new aux) of a batch; `key` is None in evaluation."""
+def totals_by_hand(one: Case, params: Any, aux: Any, inputs: Any, label: Any, weight: Any, key: Any, step: Any) -> Any:
+    """(sum of losses, sum of their weights, outputs, new aux) of a batch after `step` updates; in evaluation, `key` is None."""
     keywords = inspect.signature(one.apply).parameters
     extra = {k: v for k, v in {"key": key, "train": key is not None, "aux": aux}.items() if k in keywords}
     output = one.apply(params, *inputs, **extra)
     output, aux = output if "aux" in extra else (output, aux)
     if one.sums is not None:
-        return *one.sums(output, label, weight), output, aux
+        given = {"params": params, "aux": aux, "step": step}.items()
+        extra = {k: v for k, v in given if k in inspect.signature(one.sums).parameters}
+        return *one.sums(output, label, weight, **extra), output, aux
     losses = one.loss(output, label)
     losses = losses.reshape(len(losses), -1).mean(1)
     return (losses * weight).sum(), weight.sum(), output, aux
@@ -500,9 +516,8 @@ def _(rng):
 
 
 # ------------------------------------------------------------------------------------------------ representation learning
-@case("variational autoencoder", random=True)
-def _(rng):
-    """Several outputs, a loss without labels, and values that it logs."""
+def autoencoder(rng, weight=None):
+    """Several outputs, a loss without labels, and values that it logs; `weight(step)` of the divergence."""
     x, latent = (floats(rng, ROWS, FEATURES) > 0).astype("float32"), 2
 
     def apply(p, x, *, key, train):
@@ -518,6 +533,14 @@ def _(rng):
         error = SIGMOID(outputs["logits"], batch["x"]).sum(1)
         return error + divergence(outputs), {"error": error, "kl": divergence(outputs)}
 
+    def annealed(outputs, batch, step):
+        losses, logged = bound(outputs, batch)
+        return losses + (weight(step) - 1) * logged["kl"], logged
+
+    def sums(output, x, w, step):
+        losses = bound(output, {"x": x}) if weight is None else annealed(output, {"x": x}, step)
+        return losses[0] @ w, w.sum()
+
     def error(output, x):
         return FEATURES * sk.log_loss(x.reshape(-1), expit(output["logits"].astype("float64")).reshape(-1))
 
@@ -527,11 +550,14 @@ def _(rng):
         inputs={"x": x},
         label=x,
         labelled=False,
-        loss=bound,
-        sums=lambda o, x, w: (bound(o, {"x": x})[0] @ w, w.sum()),
+        loss=bound if weight is None else annealed,
+        sums=sums,
         optimizer=optax.adam(0.02),
         metrics={"error": error, "kl": lambda output, _: divergence(output, np).mean()},
     )
+
+
+case("variational autoencoder", random=True)(autoencoder)
 
 
 @case("several inputs and outputs by name")
@@ -736,3 +762,279 @@ def _(rng):
         return jax.vmap(lambda x, key: last(dropout(jnp.tanh(first(x)), key=key)))(x, keys)
 
     return Case(apply=apply, params=params, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
+
+
+# ------------------------------------------------------------------------------------------------ programs of docs/gallery
+class Averaged(NamedTuple):
+    """State of `averaged`: that of the optimizer, and Σ d^(t - i) w(i) and Σ d^(t - i) over the updates i = 1, ..., t."""
+
+    inner: Any
+    total: Any
+    count: Any
+
+    @property
+    def mean(self) -> Any:
+        return jax.tree.map(lambda x: x / self.count, self.total)
+
+
+def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.GradientTransformation:
+    def init(params):
+        return Averaged(optimizer.init(params), jax.tree.map(jnp.zeros_like, params), jnp.float32(0))
+
+    def update(gradient, state, params):
+        changes, inner = optimizer.update(gradient, state.inner, params)
+        total = jax.tree.map(lambda s, w: decay * s + w, state.total, optax.apply_updates(params, changes))
+        return changes, Averaged(inner, total, decay * state.count + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+@case("Equinox, convolution, averaged parameters")
+def _(rng):
+    first, second = jax.random.split(jax.random.key(3))
+    net = [eqx.nn.Conv2d(1, 3, 3, key=first), eqx.nn.Linear(12, CLASSES, key=second)]
+    params, static = eqx.partition(net, eqx.is_inexact_array)
+
+    def apply(p, x):
+        convolution, last = eqx.combine(p, static)
+        return jax.vmap(lambda x: last(jnp.tanh(convolution(x)).reshape(-1)))(x)
+
+    return Case(
+        apply=apply,
+        params=params,
+        inputs={"x": floats(rng, ROWS, 1, 4, 4)},
+        label=rng.integers(0, CLASSES, ROWS),
+        loss=INTEGER,
+        optimizer=averaged(optax.adam(0.02), 0.9),
+        average=lambda state: state.mean,
+        fit={"optimizer": optax.adam(0.02), "ema": 0.9},
+        metrics=ACCURACY,
+    )
+
+
+@case("SimCLR, outputs of all devices", coupled=True)
+def _(rng):
+    def nt_xent(outputs):
+        z = jnp.concatenate(outputs)
+        scores, rows = z @ z.T / 0.5 - 1e9 * jnp.eye(len(z)), jnp.arange(len(z) // 2)
+        losses = INTEGER(scores, jnp.concatenate([rows + len(rows), rows]))
+        return losses[: len(rows)] + losses[len(rows) :]
+
+    return Case(
+        apply=lambda p, one, other: (normalized(mlp(p, one)), normalized(mlp(p, other))),
+        params=layers(rng, FEATURES, 6, FEATURES),
+        inputs={"one": floats(rng, ROWS, FEATURES), "other": floats(rng, ROWS, FEATURES)},
+        label=np.zeros(ROWS, "float32"),
+        labelled=False,
+        loss=nt_xent,
+        sums=lambda output, _, w: (nt_xent(output) @ w, w.sum()),
+        fit={"gather_outputs": True},
+    )
+
+
+@case("LoRA, frozen patterns")
+def _(rng):
+    def apply(p, x):
+        for i, q in enumerate(p):
+            x = (jnp.tanh(x) if i else x) @ q["w"] + x @ q["down"] @ q["up"] + q["b"]
+        return x
+
+    one = classifier(rng, apply=apply)
+    adapters = [{"down": floats(rng, n, 2), "up": np.zeros((2, m), "float32")} for n, m in ((FEATURES, 6), (6, CLASSES))]
+    trained = [{"w": "keep", "b": "keep", "down": "train", "up": "train"}] * 2
+    return replace(
+        one,
+        params=[a | b for a, b in zip(one.params, adapters, strict=True)],
+        optimizer=optax.multi_transform({"train": optax.adam(0.02), "keep": optax.set_to_zero()}, trained),
+        fit={"optimizer": optax.adam(0.02), "frozen": ["*/w", "*/b"]},
+    )
+
+
+@case("distillation, logits of the teacher with the labels")
+def _(rng):
+    def distill(logits, label):
+        soft = SOFTMAX(logits / 2, jax.nn.softmax(label["teacher"] / 2))
+        return INTEGER(logits, label["class"]) / 4 + 3 * soft
+
+    one = trained_only(rng, loss=distill)
+    return replace(one, label={"class": one.label, "teacher": mlp(layers(rng, FEATURES, CLASSES), one.inputs["x"])})
+
+
+@case("MAML, each row is a task")
+def _(rng):
+    """A network that is trained by one step on a few points of each task, and the loss of what it then predicts."""
+    tasks = {"x": floats(rng, ROWS, 3, 1), "y": floats(rng, ROWS, 3, 1), "query": floats(rng, ROWS, 5, 1)}
+
+    def adapted(p, x, y, query):
+        gradient = jax.grad(lambda p: ((mlp(p, x) - y) ** 2).mean())(p)
+        return mlp(jax.tree.map(lambda w, g: w - 0.1 * g, p, gradient), query)
+
+    return Case(
+        apply=lambda p, x, y, query: jax.vmap(adapted, (None, 0, 0, 0))(p, x, y, query),
+        params=layers(rng, 1, 6, 1),
+        inputs=tasks,
+        label=np.sin(tasks["query"]),
+        loss=lambda o, y: ((o - y) ** 2).mean((1, 2)),
+        optimizer=optax.adam(0.02),
+        fit={"eval_metric": None},
+    )
+
+
+@case("PINN, derivatives of the network")
+def _(rng):
+    """u'' = -u at the points of the batch, and u(0) = 1."""
+    u = lambda p, t: mlp(p, t.reshape(1, 1))[0, 0]  # noqa: E731
+
+    def apply(p, t):
+        return jax.vmap(jax.grad(jax.grad(u, 1), 1), (None, 0))(p, t) + jax.vmap(u, (None, 0))(p, t)
+
+    def physics(residual, batch, params):
+        return residual**2 + (u(params, jnp.float32(0)) - 1) ** 2
+
+    return Case(
+        apply=apply,
+        params=layers(rng, 1, 6, 1),
+        inputs={"t": floats(rng, ROWS)},
+        label=np.zeros(ROWS, "float32"),
+        labelled=False,
+        loss=physics,
+        sums=lambda output, _, w, params: (physics(output, None, params) @ w, w.sum()),
+        optimizer=optax.adam(0.02),
+    )
+
+
+@case("variational autoencoder, annealed", random=True)
+def _(rng):
+    return autoencoder(rng, lambda step: jnp.minimum(step / 4, 1.0))
+
+
+@case("DQN, replay memory")
+def _(rng):
+    """Arrays that only the loss takes, and a loss that reads the target network in aux."""
+
+    def apply(p, state, *, aux, train):
+        return mlp(p, state), optax.incremental_update(p, aux, 0.2) if train else aux
+
+    def temporal_difference(q, batch, aux):
+        target = batch["reward"] + 0.9 * jnp.where(batch["done"], 0, mlp(aux, batch["following"]).max(1))
+        chosen = jnp.take_along_axis(q, batch["action"][:, None], 1)[:, 0]
+        return optax.huber_loss(chosen, lax.stop_gradient(target))
+
+    memory = {
+        "action": rng.integers(0, 2, ROWS).astype("int32"),
+        "reward": floats(rng, ROWS),
+        "following": floats(rng, ROWS, FEATURES),
+        "done": rng.random(ROWS) < 0.2,
+    }
+    return Case(
+        apply=apply,
+        params=layers(rng, FEATURES, 6, 2),
+        aux=layers(rng, FEATURES, 6, 2),
+        inputs={"state": floats(rng, ROWS, FEATURES)},
+        label=memory,
+        labelled=False,
+        only_loss=True,
+        loss=temporal_difference,
+        sums=lambda q, memory, w, aux: (temporal_difference(q, memory, aux) @ w, w.sum()),
+        optimizer=optax.adam(0.02),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ streams of batches
+class Stream(NamedTuple):
+    """A training on batches whose arrays need not have rows in common.
+
+    Attributes:
+        apply: the network, of parameters and the arrays of a batch that have the names of its arguments.
+        params: initial values, a pytree.
+        loss: `loss(outputs, batch)`, one scalar for the batch.
+        batches: dicts of arrays by name.
+    """
+
+    apply: Callable[..., Any]
+    params: Any
+    loss: Callable[..., Any]
+    batches: list[dict[str, Any]]
+
+
+STREAM_OPTIMIZER = optax.adam(0.02)
+
+
+def by_hand_of_stream(one: Stream, steps: int, every: int) -> tuple[Any, list[float], list[float]]:
+    """(parameters, loss of each step, mean loss of all batches after every `every` steps and at the end), without jfit."""
+
+    def loss(params, batch):
+        names = list(inspect.signature(one.apply).parameters)[1:]
+        return one.loss(one.apply(params, *(batch[name] for name in names)), batch)
+
+    evaluate, value_and_grad = jax.jit(loss), jax.jit(jax.value_and_grad(loss))
+    params, state, losses, evaluations = one.params, STREAM_OPTIMIZER.init(one.params), [], []
+    for step in range(steps):
+        value, gradient = value_and_grad(params, one.batches[step % len(one.batches)])
+        changes, state = STREAM_OPTIMIZER.update(gradient, state, params)
+        params = optax.apply_updates(params, changes)
+        losses.append(float(value))
+        if (step + 1) % every == 0 or step + 1 == steps:
+            evaluations.append(float(np.mean([evaluate(params, batch) for batch in one.batches])))
+    return params, losses, evaluations
+
+
+def gpt_stream(rng: np.random.Generator) -> Stream:
+    """Windows of a text."""
+    _, _, params = language(rng)
+    text = rng.integers(0, VOCABULARY, 100).astype("int32")
+    windows = [np.stack([text[i : i + TIMES + 1] for i in rng.integers(0, 94, BATCH)]) for _ in range(4)]
+    batches = [{"x": w[:, :-1], "label": w[:, 1:]} for w in windows]
+    return Stream(causal, params, lambda logits, batch: INTEGER(logits, batch["label"]).mean(), batches)
+
+
+def pinn_stream(rng: np.random.Generator) -> Stream:
+    """u'' = -u at the points of a batch, and given values at other points, of another number."""
+    u = lambda p, t: mlp(p, t.reshape(1, 1))[0, 0]  # noqa: E731
+
+    def apply(p, inside, ends):
+        residual = jax.vmap(lambda t: jax.grad(jax.grad(u, 1), 1)(p, t) + u(p, t))(inside)
+        return residual, jax.vmap(u, (None, 0))(p, ends)
+
+    def physics(outputs, batch):
+        return (outputs[0] ** 2).mean() + ((outputs[1] - batch["values"]) ** 2).mean()
+
+    points = [(floats(rng, 9), floats(rng, 4)) for _ in range(4)]
+    batches = [{"inside": inside, "ends": ends, "values": np.cos(ends)} for inside, ends in points]
+    return Stream(apply, layers(rng, 1, 6, 1), physics, batches)
+
+
+class Graph(NamedTuple):
+    nodes: Any
+    senders: Any
+    receivers: Any
+    n_node: Any
+
+
+def graph_stream(rng: np.random.Generator) -> Stream:
+    """Three graphs with 12 nodes and 15 edges in all, of which the last one is padding."""
+
+    def apply(p, graph):
+        messages = jnp.tanh(graph.nodes[graph.senders] @ p["message"])
+        nodes = jnp.tanh(graph.nodes @ p["node"] + jax.ops.segment_sum(messages, graph.receivers, 12))
+        graphs = jnp.repeat(jnp.arange(3), graph.n_node, total_repeat_length=12)
+        return jax.ops.segment_sum(nodes @ p["out"], graphs, 3)
+
+    def batch():
+        n_node = rng.integers(2, 6, 2)
+        n_node = np.append(n_node, 12 - n_node.sum()).astype("int32")
+        starts, number = np.cumsum(n_node) - n_node, rng.integers(0, 2, 15)
+        senders, receivers = (starts[number] + rng.integers(0, n_node[number]) for _ in range(2))
+        unused = np.arange(15) >= 10  # edges of the padding
+        ends = (np.where(unused, 11, nodes).astype("int32") for nodes in (senders, receivers))
+        graph = Graph(floats(rng, 12, FEATURES), *ends, n_node)
+        return {"graph": graph, "energy": floats(rng, 3), "is_graph": np.array([True, True, False])}
+
+    def error(energies, batch):
+        return jnp.mean((energies - batch["energy"]) ** 2, where=batch["is_graph"])
+
+    params = {"message": floats(rng, FEATURES, 6), "node": floats(rng, FEATURES, 6), "out": floats(rng, 6)}
+    return Stream(apply, params, error, [batch() for _ in range(4)])
+
+
+STREAMS = {"GPT, windows": gpt_stream, "PINN, points": pinn_stream, "padded graphs": graph_stream}
