@@ -282,13 +282,7 @@ class ResidentDispatcher:
         self._counts: dict[int, Array] = {}
 
     def dispatches(
-        self,
-        epoch: int,
-        start: int,
-        step: int,
-        max_steps: Callable[[int], int],
-        left: int | None = None,
-        prepare: Callable[[Any], None] | None = None,
+        self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], left: int | None = None, prepare: Any = None
     ) -> Iterator[Dispatch]:
         """Yield the dispatches of an epoch, as `Dispatch`.
 
