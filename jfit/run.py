@@ -42,12 +42,13 @@ from jfit.loop.replaying import Replay, replay_step
 from jfit.loop.threads import copied
 from jfit.lowering.build import as_model
 from jfit.lowering.model import Model, count_parameters
+from jfit.lowering.structure import own_buffer
 from jfit.optim import EmaState
 from jfit.parallel import check_entry, place
 from jfit.parallel.mesh import mesh_devices, mesh_of
 from jfit.parallel.whole import evaluated_state, host_state, is_spread, specs_of_all, with_whole_params
 from jfit.prepare import Problem
-from jfit.step.state import TrainState, own_buffer
+from jfit.step.state import TrainState
 
 # The newest run, for `last_run`: a strong reference during training, and after an exception or an interrupt; a weak reference
 # after successful training, so that the run and its data on the devices are freed with the user's last reference to it.

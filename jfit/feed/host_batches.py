@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -99,7 +100,7 @@ class HostBatches:
         return self.weights is not False and not checked
 
     def read(
-        self, epoch: int = 0, start: int = 0, *, in_order: bool = False, ahead: int = 2
+        self, epoch: int = 0, start: int = 0, *, in_order: bool = False, ahead: int = 2, most: int | None = None
     ) -> AbstractContextManager[Iterator[tuple[Batch, int]]]:
         """Return a context manager over an iterator of (batch split over the devices, number of rows without padding).
 
@@ -108,12 +109,13 @@ class HostBatches:
             start: number of the first batch.
             in_order: whether to read arrays unshuffled, from the first row to the last.
             ahead: number of batches to prepare in advance.
+            most: number of batches of a stream after which training ends; later ones stay in it.  None: no limit.
         """
         data, own_seconds = self.data, None
         if isinstance(data, ArrayData):
             source: Any = self._pieces(data, epoch, start, in_order)
         else:
-            source = data.batches(epoch, start=start)
+            source = itertools.islice(data.batches(epoch, start=start), most)
             if self._own is not None:
                 self._agreement = StreamAgreement(self.model.batch_axes, self._use)
                 source = self._agreement.batches(source)

@@ -282,7 +282,7 @@ class ResidentDispatcher:
         self._counts: dict[int, Array] = {}
 
     def dispatches(
-        self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], prepare: Callable[[Any], None] | None = None
+        self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], left: int | None = None, prepare: Any = None
     ) -> Iterator[Dispatch]:
         """Yield the dispatches of an epoch, as `Dispatch`.
 
@@ -292,6 +292,7 @@ class ResidentDispatcher:
             step: number of updates done before the first dispatch.
             max_steps: `max_steps(step)` is the maximum number of steps before the next "step" event of a callback, the next
                 evaluation and the end of training.
+            left: number of steps to the end of training, after which no batch of a stream is read; None: not known.
             prepare: called with the programs that the epoch needs, as a list of (`Program`, arguments after the state).
         """
         epoch_data, layout = self.batches.epoch_data(self.data.order(epoch), first=step - start), self.batches.layout
@@ -374,9 +375,11 @@ class StreamDispatcher:
         self._first_shapes: Any = None  # shapes and dtypes of the first batch; None before it
         self._programs: dict[Any, Any] = {}
 
-    def dispatches(self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], *_: Any) -> Iterator[Dispatch]:
+    def dispatches(
+        self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], left: int | None = None, *_: Any
+    ) -> Iterator[Dispatch]:
         """Yield the dispatches of an epoch; arguments as in `ResidentDispatcher.dispatches`.  No program is compiled ahead."""
-        with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call) as stream:
+        with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call, most=left) as stream:
             for first in stream:
                 group, most = [first], min(self.spec.steps_per_call, max_steps(step))
                 for item in itertools.islice(stream, most - 1):

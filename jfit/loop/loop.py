@@ -223,7 +223,8 @@ class Loop:
         gaps = [watch.gap for watch in (self.events, self.evaluations, self.profiler) if watch is not None]
         most = lambda step: min(self._end[1] - step, *(gap(step) for gap in gaps))  # noqa: E731
         prepare = lambda programs: self._compile_ahead(self.state, programs)  # noqa: E731
-        dispatches = self.dispatcher.dispatches(self.epoch, self.batch, self.step, most, prepare)
+        left = None if math.isinf(self._end[1]) else int(self._end[1]) - self.step
+        dispatches = self.dispatcher.dispatches(self.epoch, self.batch, self.step, most, left, prepare)
         with contextlib.closing(dispatches):
             while self.step < self._end[1] and (dispatch := next(dispatches, None)) is not None:
                 yield dispatch
@@ -264,7 +265,8 @@ class Loop:
         if flag.in_job:
             logs = equal_times(logs)
         end, flag.critical = self.position, True
-        if values:
+        is_new = self.history.last_step("evaluations") != self.step  # not that of an end of training at the end of a stream
+        if values and is_new:
             self.history.add_evaluation(epoch=self.epoch, step=self.step, **values)
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
         # The position is set before the callbacks, so that a run resumed from their checkpoint begins the next epoch.
@@ -272,7 +274,7 @@ class Loop:
         flag.critical = False
         if flag.urgent:
             raise KeyboardInterrupt
-        if values:
+        if values and is_new:
             self.events.send("evaluation", values, ends_epoch=True, **end)
         self.events.send("epoch_end", logs, **end)
 

@@ -20,7 +20,7 @@ from jfit.lowering.loss_kinds import known_kind
 from jfit.lowering.losses import facts
 from jfit.lowering.model import STEP, Aux, Inputs, Model, Output, Params, Policy, RowLosses, Specs, flatten_names, weighted
 from jfit.lowering.row_axes import RowAxes
-from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree
+from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree, own_buffer
 from jfit.ops.axis import Axis, axis_index, device_axis
 from jfit.programs import Made
 
@@ -481,7 +481,7 @@ def _array(kind: str, name: str, leaf: Any) -> Array:
     if isinstance(leaf, jax.ShapeDtypeStruct):  # values are not needed, as in `cost`
         return jnp.zeros(leaf.shape, leaf.dtype)
     if isinstance(leaf, np.ndarray | jax.Array) and leaf.dtype != object and not getattr(leaf, "weak_type", False):
-        return jax.device_put(leaf, may_alias=False)  # jnp.array would compile a program for each shape
+        return own_buffer(leaf)  # jnp.array would compile a program for each shape
     try:
         return jnp.array(leaf)
     except TypeError as error:

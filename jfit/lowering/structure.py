@@ -11,12 +11,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax import Array
 
 from jfit.lowering.model import flatten_names
 from jfit.lowering.row_axes import RowAxes
 from jfit.programs import Key, key_of_structure
 
 LABEL_WEIGHT = "label_weight"  # name of the weights of the positions of a label in a batch
+
+
+def own_buffer(x: Array | np.ndarray) -> Array:
+    """Return a copy of an array in a new buffer, which can be donated; nothing is compiled."""
+    # device_put of aligned host memory to a CPU device shares that memory, even with may_alias=False
+    return jax.device_put(np.array(x) if isinstance(x, np.ndarray) else x, may_alias=False)
 
 
 class Tree:

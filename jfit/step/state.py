@@ -18,6 +18,7 @@ from jfit.init import get as get_initializer
 from jfit.init.core import distribution_of
 from jfit.init.sampling import Fixed, split_seed
 from jfit.lowering.model import Aux, Model, Params, Policy, flatten_names, specs_of
+from jfit.lowering.structure import own_buffer
 from jfit.metrics import Metric
 from jfit.optim import EmaState, Optimizer, ema_params
 from jfit.optim.registry import get_for, in_structure
@@ -177,11 +178,6 @@ def averaged(state: TrainState) -> TrainState:
     if not isinstance(state.opt_state, EmaState):
         return state
     return state._replace(params=ema_params(state.params, state.opt_state))
-
-
-def own_buffer(x: Array | np.ndarray) -> Array:
-    """Return a copy of an array in a new buffer, which can be donated; nothing is compiled."""
-    return jax.device_put(x, may_alias=False)
 
 
 def _initialized(optimizer: Optimizer, params: Params) -> Any:

@@ -143,12 +143,14 @@ class UpdatesStep:
         """Compute all updates of one step: (new state, results of the first update)."""
         averages = state.opt_state if isinstance(state.opt_state, EmaState) else None
         inner = list(state.opt_state if averages is None else averages.inner)
-        current, outs, sums = state, list[StepOut](), list[Totals]()
+        current, counted, outs, sums = state, state.loss_scale, list[StepOut](), list[Totals]()
         for i, (step, every) in enumerate(zip(self.steps, self.every, strict=True)):
             blank = zero_totals((), step.model.logged, step.model.num_losses)
             of_batch = blank._replace(metrics=() if i else state.metrics.metrics)
             key = jax.random.fold_in(typed_key(state.key), i)
-            before = current._replace(step=state.step, opt_state=inner[i], metrics=of_batch, key=key)
+            # each update counts the steps, without those that the first one skipped because of an overflow in float16
+            scale = current.loss_scale and current.loss_scale._replace(skipped=state.loss_scale.skipped)  # pyright: ignore
+            before = current._replace(step=state.step, opt_state=inner[i], metrics=of_batch, key=key, loss_scale=scale)
             run = functools.partial(step, batch=batch, axis_name=axis_name)
             if every == 1:
                 current, out = run(before)
@@ -156,13 +158,15 @@ class UpdatesStep:
             else:
                 is_turn = (state.step + 1) % every == 0
                 current = lax.cond(is_turn, lambda s, run=run: run(s)[0], lambda s: s._replace(step=s.step + 1), before)
+            counted = counted if i else current.loss_scale
             inner[i] = current.opt_state
             sums.append(current.metrics)
         opt_state: Any = tuple(inner)
         if averages is not None:
             opt_state = self.average(averages, {name: current.params[name] for name in averages.ema_params}, opt_state)
         totals = self._folded(state.metrics, sums)
-        after = current._replace(opt_state=opt_state, metrics=totals, key=state.key)
+        scale = counted and current.loss_scale._replace(skipped=counted.skipped)  # pyright: ignore
+        after = current._replace(opt_state=opt_state, metrics=totals, key=state.key, loss_scale=scale)
         return after, outs[0]._replace(first_bad_step=totals.first_bad_step)
 
     def _folded(self, totals: Totals, sums: Sequence[Totals]) -> Totals:

@@ -286,6 +286,22 @@ def test_an_endless_stream_is_one_epoch_whose_row_comes_at_the_end(make):
     assert_same(run.train(num_steps=3), by_steps(13, data=make()))
 
 
+@pytest.mark.parametrize("given", [{}, {"steps_per_call": 3}, {"steps_per_epoch": 4}], ids=str)
+def test_a_run_that_goes_on_with_an_endless_generator_loses_none_of_its_batches(given):
+    numbers = (np.full((8, 1), i, np.float32) for i in itertools.count())
+    seen = lambda output, batch: (output, {"seen": batch["x"][:, 0]})  # noqa: E731
+    model = jfit.Model.from_function(lambda params, x: x[:, 0] * params, loss=seen, params=jnp.zeros(()))
+    run = jfit.fit(model, numbers, num_steps=5, log_every=1, progress=False, **given).train(num_steps=4).train(num_steps=1)
+    assert run.history.column("seen", "steps") == list(range(10))
+
+
+def test_a_run_that_ended_with_its_stream_does_not_evaluate_the_same_step_twice():
+    batches = lambda: ((X[i : i + 8], Y[i : i + 8]) for i in range(0, 32, 8))  # noqa: E731
+    run = by_steps(4, data=batches, eval_every=jfit.every(steps=2)).train(num_steps=2)
+    assert run.history.column("step", "evaluations") == [2, 4, 6]
+    assert [(row["epoch"], row["step"], "val_loss" in row) for row in run.history.epochs] == [(0, 4, True), (1, 6, True)]
+
+
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("at", [6, 11])
 @pytest.mark.parametrize("devices", [1, 2])

@@ -307,6 +307,17 @@ def test_initial_parameters_are_copied_and_tied_ones_get_separate_buffers():
     assert not own.is_deleted() and state.params["fc1_weight"].is_deleted()
 
 
+@pytest.mark.parametrize("kind", ["function", "graph"])
+def test_initial_parameters_do_not_share_the_memory_of_aligned_numpy_arrays(kind):
+    memory = np.ones(5 * 4 + 16, np.float32)
+    own = memory[-memory.ctypes.data % 64 // 4 :][:20].reshape(5, 4)  # JAX uses memory at multiples of 64 bytes without a copy
+    model = jfit.Model.from_function(lambda p, x: x @ p["w"].T, loss=optax.l2_loss, params={"w": own})
+    state = jfit.init_state(model, "sgd") if kind == "function" else None
+    state = state or jfit.init_state(mlp(), "sgd", batch_of(4), params={"fc1_weight": own})
+    own[:] = 7
+    assert float(state.params["w" if kind == "function" else "fc1_weight"].max()) == 1
+
+
 def test_seeds_may_be_integers_or_keys():
     batch = batch_of(4)
     wanted = jfit.init_state(mlp(), "sgd", batch, seed=3)

@@ -320,3 +320,16 @@ def test_tools_refuse_updates():
     run = fitted(num_epoch=1)
     with pytest.raises(ValueError, match="a step with updates= has several backward passes"):
         run.replay(2)
+
+
+@pytest.mark.parametrize("overflows", [0, 1])
+def test_a_schedule_counts_steps_without_those_in_which_the_first_update_overflows(overflows):
+    large = lambda loss: lambda out, batch: 1e30 * loss(out, batch)  # noqa: E731
+    losses = [large(loss) if i == overflows else loss for i, loss in enumerate((of_critic, of_generator))]
+    both = [jfit.Update(name, loss, "sgd") for name, loss in zip(("critic/*", "generator/*"), losses, strict=True)]
+    rate = lambda count: 0.01 * (count + 1)  # noqa: E731
+    run = fitted(updates=both, policy="float16", schedule=rate, log_every=1, num_epoch=None, num_steps=5)
+    counts = range(5) if overflows else [0] * 5
+    np.testing.assert_allclose(run.history.column("lr", "steps"), [rate(n) for n in counts], rtol=1e-6)
+    assert int(run.state.loss_scale.skipped) == 5 * (not overflows)
+    assert float(run.state.loss_scale.scale) == 2.0**10  # it is halved once per step, by the update that overflows

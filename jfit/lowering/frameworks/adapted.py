@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 
 from jfit.lowering.arguments import Arguments, arguments_of
 from jfit.lowering.model import flatten_names
-from jfit.programs import Key
+from jfit.programs import Key, is_fixed, key_of_structure
 
 # keyword of a call -> its value in training mode; in evaluation it is the opposite
 MODES = {
@@ -69,6 +70,12 @@ def call_of(fn: Callable[..., Any], inputs: Any = None, reserved: Collection[str
     """
     call = arguments_of(fn, {*MODES, *reserved}, skip, None if inputs is None else tuple(inputs))
     return call if call.inputs else call._replace(inputs=("x",))
+
+
+def module_key(nodes: Iterable[Any], *trees: Any) -> Key | None:
+    """Return `Adapted.key` of a module: `key_of_structure` of trees, if the code of its nodes reads no variables."""
+    code = {x if isinstance(x, types.FunctionType) else type(x) for x in nodes}
+    return key_of_structure(*trees) if all(map(is_fixed, code)) else None
 
 
 def mode(call: Arguments, train: bool) -> dict[str, bool]:

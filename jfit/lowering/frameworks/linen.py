@@ -9,8 +9,7 @@ from typing import Any
 import jax
 
 from jfit.lowering.arguments import Arguments
-from jfit.lowering.frameworks.adapted import MODES, Adapted, call_of, drawn_for_data, mode, one_row, require_norms
-from jfit.programs import key_of_structure
+from jfit.lowering.frameworks.adapted import MODES, Adapted, call_of, drawn_for_data, mode, module_key, one_row, require_norms
 
 NAME = "Flax linen"
 # layers with two modes -> the argument that sets the mode, True in evaluation
@@ -73,7 +72,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     def restore(params: Any, aux: Any) -> Any:
         return module.bind({"params": params, **aux})
 
-    return Adapted(NAME, apply, call, restore, params, aux, init, key_of_structure(module))
+    return Adapted(NAME, apply, call, restore, params, aux, init, module_key((module, *jax.tree.leaves(vars(module))), module))
 
 
 def _interceptor(module: Any, call: Arguments, axis_name: str | None) -> Callable[..., Any]:
