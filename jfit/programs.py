@@ -390,7 +390,8 @@ def is_fixed(code: Any, seen: set[int] | None = None) -> bool:
         methods = [inspect.unwrap(getattr(x, "fget", x)) for name, x in vars(code).items() if name != "__init__"]
         parts = [*code.__bases__, *[x for x in methods if isinstance(x, types.FunctionType)]]
     elif isinstance(code, types.FunctionType):
-        bodies = [(fn := inspect.unwrap(code)).__code__]
+        fn = inspect.unwrap(code)
+        bodies = [fn.__code__]
         for body in bodies:  # grows by the functions within
             bodies += [x for x in body.co_consts if isinstance(x, types.CodeType)]
         names = [name for body in bodies for name in body.co_names if name in fn.__globals__]

@@ -282,7 +282,13 @@ class ResidentDispatcher:
         self._counts: dict[int, Array] = {}
 
     def dispatches(
-        self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], left: int | None = None, prepare: Any = None
+        self,
+        epoch: int,
+        start: int,
+        step: int,
+        max_steps: Callable[[int], int],
+        left: int | None = None,
+        prepare: Callable[[Any], None] | None = None,
     ) -> Iterator[Dispatch]:
         """Yield the dispatches of an epoch, as `Dispatch`.
 
