@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -72,10 +71,9 @@ def call_of(fn: Callable[..., Any], inputs: Any = None, reserved: Collection[str
     return call if call.inputs else call._replace(inputs=("x",))
 
 
-def module_key(nodes: Iterable[Any], *trees: Any) -> Key | None:
-    """Return `Adapted.key` of a module: `key_of_structure` of trees, if the code of its nodes reads no variables."""
-    code = {x if isinstance(x, types.FunctionType) else type(x) for x in nodes}
-    return key_of_structure(*trees) if all(map(is_fixed, code)) else None
+def module_key(nodes: Any, *trees: Any) -> Key | None:
+    """Return `Adapted.key` of a module: the `key_of_structure` of trees, if the classes of its nodes read no variables."""
+    return key_of_structure(*trees) if all(is_fixed(kind) for kind in {type(node) for node in nodes}) else None
 
 
 def mode(call: Arguments, train: bool) -> dict[str, bool]:

@@ -72,7 +72,8 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     def restore(params: Any, aux: Any) -> Any:
         return module.bind({"params": params, **aux})
 
-    return Adapted(NAME, apply, call, restore, params, aux, init, module_key((module, *jax.tree.leaves(vars(module))), module))
+    modules = [x for x in (module, *jax.tree.leaves(vars(module))) if isinstance(x, linen.Module)]
+    return Adapted(NAME, apply, call, restore, params, aux, init, module_key(modules, module))
 
 
 def _interceptor(module: Any, call: Arguments, axis_name: str | None) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode, module_key, require_norms
+from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, module_key, mode, require_norms
 
 NAME = "Flax nnx"
 MODE_ATTRIBUTES = ("deterministic", "use_running_average")  # of layers, True in evaluation mode
@@ -63,7 +63,6 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         nnx.pop(copy, nnx.Intermediate)  # values that `sow` stored; with them the state would have another structure
         return output, nnx.split(copy, nnx.Param, nnx.RngState, ...)[3]
 
-    nodes = [x for _, layer in nnx.iter_modules(module) for x in (layer, *vars(layer).values())]
     return Adapted(
         NAME,
         apply,
@@ -71,7 +70,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         lambda params, aux: merged(params, aux, train=False),
         initial("params", NAME, own_params, params),
         initial("aux", NAME, own_aux, aux),
-        key=module_key(nodes, graphdef, streams),
+        key=module_key([node for _, node in nnx.iter_modules(module)], graphdef, streams),
     )
 
 
