@@ -15,8 +15,7 @@ A function is a value if it is one of these, and then it has a key by its conten
 - what a factory of jfit returned that has the decorator `made`: the key is the factory with its arguments;
 - a `functools.partial`, dataclass or NamedTuple of such values;
 - an object whose class has the property `program_key`: a value that takes its place, such as a tuple of the fields that matter;
-- a module of Flax or Equinox: the key is its class, its structure and its static fields (`key_of_structure`), if the methods of
-  its classes read no variables of the user (`is_fixed`).
+- a module of Flax or Equinox: the key is its class, its structure and its static fields (`key_of_structure`).
 
 All others (functions, objects and arrays of the user) are equal to themselves only, and they may read values that change.  Keys
 leave out the numbers of `Constants`: programs take them as an argument, so that programs for other values are the same.
@@ -78,7 +77,6 @@ _UNRELATED = ("cache", "log", "traceback", "profil", "dump", "explain")  # setti
 TRUSTED = frozenset(
     {"jfit", "jax", "jaxlib", "numpy", "ml_dtypes", "optax", "chex", "builtins", "math", "operator", "functools", "collections"}
 )
-LIBRARIES = TRUSTED | {"flax", "equinox"}  # likewise, with modules whose classes are in keys
 MAX_ARRAY_BYTES = 4096  # larger arrays are data
 _PLAIN = (type(None), bool, int, str, bytes, type(...), type(NotImplemented))
 F = TypeVar("F", bound=Callable[..., Any])
@@ -362,43 +360,6 @@ def key_of_structure(*trees: Any) -> Key:
 def is_trusted(module: Any) -> bool:
     """Whether a module, by name, belongs to jfit or to a library whose global variables do not change."""
     return isinstance(module, str) and module.split(".")[0] in TRUSTED
-
-
-def is_fixed(code: Any, seen: set[int] | None = None) -> bool:
-    """Whether a class or function reads no variables that may change.
-
-    The global variables and cells of its functions, but `__init__`, are modules, classes and functions of libraries, or
-    classes and functions for which the same holds.
-
-    Args:
-        code: class, function or module; the result is False for other values.
-        seen: ids of those that are being read.
-
-    Example:
-        >>> factor = 2
-        >>> is_fixed(lambda x: 2 * jax.numpy.sin(x))
-        True
-        >>> is_fixed(eval("lambda x: factor * x", {"factor": factor}))
-        False
-    """
-    seen, is_code = seen or set(), isinstance(code, type | types.ModuleType | types.FunctionType)
-    module = code.__name__ if isinstance(code, types.ModuleType) else getattr(code, "__module__", None)
-    if id(code) in seen or _is_of_library(code) or (is_code and str(module).split(".")[0] in LIBRARIES):
-        return True
-    seen.add(id(code))
-    if isinstance(code, type):  # what `__init__` does is in the fields
-        methods = [inspect.unwrap(getattr(x, "fget", x)) for name, x in vars(code).items() if name != "__init__"]
-        parts = [*code.__bases__, *[x for x in methods if isinstance(x, types.FunctionType)]]
-    elif isinstance(code, types.FunctionType):
-        fn = inspect.unwrap(code)
-        bodies = [fn.__code__]
-        for body in bodies:  # grows by the functions within
-            bodies += [x for x in body.co_consts if isinstance(x, types.CodeType)]
-        names = [name for body in bodies for name in body.co_names if name in fn.__globals__]
-        parts = [*[fn.__globals__[name] for name in names], *[cell.cell_contents for cell in fn.__closure__ or ()]]
-    else:
-        return False
-    return all(is_fixed(x, seen) for x in parts)
 
 
 class _Reader:

@@ -134,48 +134,6 @@ def test_a_stateful_equinox_module_of_coupled_rows_is_tested_and_compiled_once()
     assert_same_bits(first, second)
 
 
-FACTOR = 1.0
-
-
-def scaled(x):
-    return x * FACTOR
-
-
-class ScaledNnx(Nnx):
-    def __call__(self, x):
-        return scaled(super().__call__(x))
-
-
-class ScaledEquinox(Equinox):
-    def __call__(self, x, key):
-        return super().__call__(x, key) * FACTOR
-
-
-class ScaledLinen(Linen):
-    @linen.compact
-    def __call__(self, x, train):
-        return scaled(linen.Dense(2)(x))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ScaledNnx(nnx.Rngs(0)),
-        pytest.param(lambda: nnx.Sequential(ScaledNnx(nnx.Rngs(0))), marks=pytest.mark.slow),
-        pytest.param(lambda: ScaledEquinox(jax.random.key(0)), marks=pytest.mark.slow),
-        pytest.param(lambda: ScaledLinen(), marks=pytest.mark.slow),
-    ],
-    ids=["nnx", "sequential", "equinox", "linen"],
-)
-def test_a_module_whose_methods_read_a_global_variable_is_traced_again(make, monkeypatch):
-    first = fitted(make())
-    monkeypatch.setitem(globals(), "FACTOR", 3.0)
-    second = fitted(make())
-    jfit.clear_programs()
-    assert_same_bits(second, fitted(make()))
-    assert not np.array_equal(first[2], second[2])
-
-
 def test_a_structure_whose_parts_cannot_be_compared_has_no_key():
     class Unhashable:
         __hash__ = None  # type: ignore[assignment]

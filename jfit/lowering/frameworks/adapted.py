@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jfit.lowering.arguments import Arguments, arguments_of
 from jfit.lowering.model import flatten_names
-from jfit.programs import Key, is_fixed, key_of_structure
+from jfit.programs import Key
 
 # keyword of a call -> its value in training mode; in evaluation it is the opposite
 MODES = {
@@ -69,11 +69,6 @@ def call_of(fn: Callable[..., Any], inputs: Any = None, reserved: Collection[str
     """
     call = arguments_of(fn, {*MODES, *reserved}, skip, None if inputs is None else tuple(inputs))
     return call if call.inputs else call._replace(inputs=("x",))
-
-
-def module_key(nodes: Any, *trees: Any) -> Key | None:
-    """Return `Adapted.key` of a module: the `key_of_structure` of trees, if the classes of its nodes read no variables."""
-    return key_of_structure(*trees) if all(is_fixed(kind) for kind in {type(node) for node in nodes}) else None
 
 
 def mode(call: Arguments, train: bool) -> dict[str, bool]:

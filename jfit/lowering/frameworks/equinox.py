@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, module_key, mode, require_norms
+from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode, require_norms
+from jfit.programs import key_of_structure
 
 NAME = "Equinox"
 
@@ -76,9 +77,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         return (model, aux) if stateful else model
 
     values = initial("params", NAME, own_params, params), initial("aux", NAME, state, aux)
-    modules: list[Any] = []  # with those within it
-    jax.tree.leaves(net, is_leaf=lambda x: modules.append(x) if isinstance(x, eqx.Module) else False)
-    return Adapted(NAME, apply, call, restore, *values, key=module_key(modules, static, stateful))
+    return Adapted(NAME, apply, call, restore, *values, key=key_of_structure(static, stateful))
 
 
 def _norms(eqx: Any) -> Callable[[Any], list[Any]]:

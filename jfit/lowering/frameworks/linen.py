@@ -9,7 +9,8 @@ from typing import Any
 import jax
 
 from jfit.lowering.arguments import Arguments
-from jfit.lowering.frameworks.adapted import MODES, Adapted, call_of, drawn_for_data, mode, module_key, one_row, require_norms
+from jfit.lowering.frameworks.adapted import MODES, Adapted, call_of, drawn_for_data, mode, one_row, require_norms
+from jfit.programs import key_of_structure
 
 NAME = "Flax linen"
 # layers with two modes -> the argument that sets the mode, True in evaluation
@@ -72,8 +73,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     def restore(params: Any, aux: Any) -> Any:
         return module.bind({"params": params, **aux})
 
-    modules = [x for x in (module, *jax.tree.leaves(vars(module))) if isinstance(x, linen.Module)]
-    return Adapted(NAME, apply, call, restore, params, aux, init, module_key(modules, module))
+    return Adapted(NAME, apply, call, restore, params, aux, init, key_of_structure(module))
 
 
 def _interceptor(module: Any, call: Arguments, axis_name: str | None) -> Callable[..., Any]:

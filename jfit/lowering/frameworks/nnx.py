@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, module_key, mode, require_norms
+from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode, require_norms
+from jfit.programs import key_of_structure
 
 NAME = "Flax nnx"
 MODE_ATTRIBUTES = ("deterministic", "use_running_average")  # of layers, True in evaluation mode
@@ -70,7 +71,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         lambda params, aux: merged(params, aux, train=False),
         initial("params", NAME, own_params, params),
         initial("aux", NAME, own_aux, aux),
-        key=module_key([node for _, node in nnx.iter_modules(module)], graphdef, streams),
+        key=key_of_structure(graphdef, streams),
     )
 
 
