@@ -483,7 +483,7 @@ class Run:
         loop = self._require_loop("train")
         data, unending = loop.dispatcher.data, num_steps is None and loop.dispatcher.num_batches is None
         if unending and isinstance(data, StreamData) and (is_endless(data.source) or (num_epoch is None and self.num_steps)):
-            raise ValueError("Run.train: the end of an epoch of the training data is not known; pass num_steps= (or num_epoch=)")
+            raise ValueError("Run.train: the end of an epoch of the training data is not known; pass num_steps= or num_epoch=")
         return self.go(num_epoch if num_epoch is not None or num_steps is not None else 1, num_steps)
 
     def go(self, epochs: int | None = None, steps: int | None = None) -> Run:
