@@ -154,6 +154,10 @@ def of_logits(o, y):
 TWO = {"a": INTEGER, "b": INTEGER}
 AUX = {"n": np.zeros(3, "float32")}
 REFUSED = {
+    "no label": (
+        {"data": X, "loss": lambda o: o[:, 0] ** 2, "eval_metric": "mse"},
+        "metric 'mse' needs labels, and no output has one",
+    ),
     "column": ({"loss": logging("lr")}, "the value 'lr' to log, but the history has another column"),
     "metric": ({"loss": logging("accuracy")}, "the value 'accuracy' to log, which is also the name of a metric"),
     "misspelled": ({"fn": two_outputs, "labels": {"a": Y, "bb": Y}, "loss": {"a": INTEGER}}, "label 'bb'.*did you mean 'b'"),
