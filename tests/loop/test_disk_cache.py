@@ -64,11 +64,11 @@ def test_a_second_process_compiles_nothing_and_computes_the_same_bits(tmp_path):
 
 @pytest.mark.slow
 def test_a_file_that_was_cut_off_is_compiled_again(tmp_path):
-    _, _, folder, weight = result(start(tmp_path))
+    whole, _, folder, weight = result(start(tmp_path))
     for file in Path(folder).glob("*-cache"):
         file.write_bytes(file.read_bytes()[:100])
     compiles, hits, _, again = result(start(tmp_path, "damaged"))
-    assert hits == 0 and compiles > 3 and again == weight
+    assert hits == 0 and compiles == whole > 0 and again == weight
 
 
 @pytest.mark.slow
