@@ -94,18 +94,17 @@ def fit(
             such as tokens, in the loss and the metrics); a dict of arrays by input name, labels included; a DataFrame; an
             iterable of batches of these forms; or rows, such as a torch or Hugging Face `Dataset`, or an iterable of single
             rows (see `jfit.data.Rows`).  Columns and keys that neither the model nor its loss takes are not used, which is
-            logged.
-            In a job of several processes, all pass the same arrays or data set of rows, and each reads the rows of its own
-            devices; an iterable yields the rows of its process, and `batch_size` counts the rows of all.
-            For a function, `x` and `y` may be pytrees of arrays: several arguments as a list or a dict by name, a single
-            argument as any dict, tuple or NamedTuple, and labels in the structure of the outputs.
+            logged. In a job of several processes, all pass the same arrays or data set of rows, and each reads the rows of its
+            own devices; an iterable yields the rows of its process, and `batch_size` counts the rows of all. For a function,
+            `x` and `y` may be pytrees of arrays: several arguments as a list or a dict by name, a single argument as any dict,
+            tuple or NamedTuple, and labels any pytree; a dict of losses takes them in the structure of the outputs.
         eval_data: evaluation data in the same forms, scored as `eval_every` says.  Default: no evaluation.
         batch_size: number of rows per step over all devices.  An iterable of batches determines its own batch sizes.
         num_epoch: total number of epochs.  A resumed run trains only the epochs that are left.  Default: 10, without
             `num_steps`.
-        num_steps: total number of steps (updates), instead of `num_epoch`.  Training may end within an epoch, which then has
-            its row in the history and its "epoch_end" event; if training goes on later, the row is replaced at the end of the
-            epoch.  An endless iterable needs no `steps_per_epoch`: it is one epoch.  Schedules are as long as the run.
+        num_steps: total number of steps (one batch each), instead of `num_epoch`.  Training may end within an epoch, which then
+            has its row in the history and its "epoch_end" event; if training goes on later, the row is replaced at the end of
+            the epoch.  An endless iterable needs no `steps_per_epoch`: it is one epoch.  Schedules are as long as the run.
         optimizer: name such as "sgd", "adam" or "lion", a `jfit.optim` optimizer, or an optax gradient transformation,
             which sees the parameters of a function as the pytree that they are (`optax.masked`, labels, masks).  A name means
             optax's optimizer for functions and modules, and MXNet's for graphs, see docs/optimizers.md.  A dict of a parameter
@@ -186,12 +185,13 @@ def fit(
             structure `run.params` has too.  For a module, default: its own values, or initialized from the first batch.
         aux: dict of initial auxiliary states (BatchNorm moving statistics) by name; for a function, a pytree.
         loss: only if `model` is a function or a module, and then required: a function `loss(output, label)` that returns the
-            loss of each row, or the name of one of `jfit.losses`, such as "cross_entropy".
-            `jfit.losses.get(name, ignore_index=-100)` has options.  For several outputs a dict of these by output name, such as
-            {"a": "cross_entropy", "b": fn}: the losses are summed, and logged as "a_loss", "b_loss".  `loss(outputs, batch)`
-            gets the inputs by argument name, and all arrays of data that is a dict by name, and needs no labels; parameters
-            named `params`, `aux` and `step` after that get the parameters, the new auxiliary states, and the number of updates
-            before this one.  A loss may return (losses, dict of values to log).  See `jfit.Model.from_function`.
+            loss of each row, or of each value of a row (such as each token), or the name of one of `jfit.losses`, such as
+            "cross_entropy". `jfit.losses.get(name, ignore_index=-100)` has options.  For several outputs a dict of these by
+            output name, such as {"a": "cross_entropy", "b": fn}: the losses are summed, and logged as "a_loss", "b_loss".
+            `loss(outputs, batch)` gets the inputs by argument name, and all arrays of data that is a dict by name, and needs no
+            labels; parameters named `params`, `aux` and `step` after that get the parameters, the auxiliary states that the
+            model returned for this batch, and the number of steps before this one (`state.step`).  A loss may return (losses,
+            dict of values to log).  See `jfit.Model.from_function`.
         loss_weights: factors of the losses of a dict, by output name.  Default: 1.
         loss_per_batch: whether the loss returns one scalar for the batch instead of the loss of each row.  Its gradient is the
             gradient of the step; batches are never padded, and row weights and micro-batches are not supported.  The arrays of
@@ -200,9 +200,9 @@ def fit(
             loss that combines rows, such as a contrastive loss, is that of one device.  Default: from the rows of each device.
         row_axes: which arrays in the batches of a function have rows, on axis 0.  Default: 0, all of them.  {"mask": None}: the
             arrays of this name have none (the name of an argument, the path of a leaf such as "x/mask" or "mask", or a glob
-            pattern).  Every batch and every device has these arrays whole, and they are not padded.  Or a pytree of 0 and None
-            in the structure of the argument, a tuple of these for several arguments, or None: no array of a batch has rows,
-            which needs `loss_per_batch=True`.
+            pattern).  Every batch and every device has these arrays whole, and they are not padded.  A pytree of 0 and None
+            with the structure of the argument works too, as `in_axes` of `jax.vmap`; for several arguments, a tuple of these.
+            None means that no array of a batch has rows, and requires `loss_per_batch=True`.
         eval_batch_size: number of rows per evaluation batch.  Default: `batch_size`.
         directory: folder for files written by callbacks, available to them as `run.directory`.
         progress: "auto" shows a progress bar and a table of the epochs in terminals and notebooks only, True always, False

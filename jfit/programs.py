@@ -328,7 +328,7 @@ def key_of_structure(*trees: Any) -> Key:
     """Key of pytrees by their structure with its static fields, small arrays by their content, and other leaves by equality.
 
     Static fields and other leaves, such as functions, are compared as `jax.jit` compares static arguments: equal ones compute
-    the same.  The text is part of the key because 1 == 1.0 == True.
+    the same.  The key also has the text of the structure, because 1 == 1.0 == True.
 
     Args:
         *trees: pytrees whose parameters have been split off.

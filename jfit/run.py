@@ -120,8 +120,8 @@ class Run:
 
         The module is in evaluation mode and has copies of `params` and `aux` on the default device, which live as long as the
         run.  It is one object until the parameters or auxiliary states change, by further training or a resume.  If you change
-        it, the run and its predictions stay as they are, but later accesses return the changed module until then; to avoid
-        that, change a copy, from `flax.nnx.clone(run.model)` or `copy.deepcopy(run.model)`.
+        it, the run and its predictions stay as they are, but `run.model` returns the changed module until the next training or
+        resume; to avoid that, change a copy, from `flax.nnx.clone(run.model)` or `copy.deepcopy(run.model)`.
         """
         if self.functions.module is None:
             return self.functions
@@ -471,8 +471,9 @@ class Run:
             Run: this run.
 
         Raises:
-            ValueError: the run was loaded from files and has no training data, both numbers are passed, or none after a
-                training of `num_steps` that ended within an epoch of an iterable, which may be endless.
+            ValueError: the run was loaded from files and has no training data, both numbers are passed, or the end of an
+                epoch is not known: without `num_steps`, if the iterable is known to be endless; without both, if its length is
+                not known and the run was trained by `num_steps`.
             RuntimeError: another thread trains this run, or this thread, which called a callback.
         """
         check_not_forked("Run.train")
@@ -483,7 +484,7 @@ class Run:
         loop = self._require_loop("train")
         data, unending = loop.dispatcher.data, num_steps is None and loop.dispatcher.num_batches is None
         if unending and isinstance(data, StreamData) and (is_endless(data.source) or (num_epoch is None and self.num_steps)):
-            raise ValueError("Run.train: the end of an epoch of the training data is not known; pass num_steps= or num_epoch=")
+            raise ValueError("Run.train: an epoch of the training data may be endless; pass num_steps=, or else num_epoch=")
         return self.go(num_epoch if num_epoch is not None or num_steps is not None else 1, num_steps)
 
     def go(self, epochs: int | None = None, steps: int | None = None) -> Run:

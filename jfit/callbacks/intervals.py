@@ -17,7 +17,7 @@ class Every:
         epochs: number of epochs, or None.
 
     Raises:
-        ValueError: not exactly one of both is an integer of at least 1.
+        ValueError: unless exactly one of the two is given, as an integer of at least 1.
 
     Example:
         >>> Every(steps=500).count, Every(epochs=2).steps
@@ -42,7 +42,7 @@ class Every:
         return int(self.steps or self.epochs or 0)
 
     def position(self, epoch: int, step: int) -> int:
-        """Return how far training is, in steps or epochs: `step` (updates done), or the number of the epoch from 1."""
+        """Return the progress in the unit of the interval: `step` (steps done), or `epoch + 1` (`epoch` counts from 0)."""
         return step if self.epochs is None else epoch + 1
 
     def in_steps(self, name: str, num_batches: int | None) -> int:
@@ -53,7 +53,7 @@ class Every:
             num_batches: number of batches per epoch; None if it is not known.
 
         Raises:
-            ValueError: it is in epochs, whose number of batches is not known.
+            ValueError: the interval is in epochs, and `num_batches` is None.
         """
         if self.steps is not None:
             return self.steps
@@ -76,7 +76,7 @@ def every(*, steps: int | None = None, epochs: int | None = None) -> Every:
         Every: the interval.
 
     Raises:
-        ValueError: not exactly one of both is passed, or it is no integer of at least 1.
+        ValueError: if not exactly one of `steps` and `epochs` is passed, or if it is not an integer of at least 1.
 
     Example:
         >>> every(steps=500), str(every(epochs=2))
@@ -86,7 +86,7 @@ def every(*, steps: int | None = None, epochs: int | None = None) -> Every:
 
 
 def interval(name: str, value: Any, unit: str) -> Every:
-    """Convert an argument to an `Every`: "epoch" is each epoch, and an integer a number of `unit`, "steps" or "epochs".
+    """Convert an argument to an `Every`: "epoch" means every epoch, an integer counts `unit`: "steps" or "epochs".
 
     Raises:
         ValueError: `value` is none of these; the message has the `name` of the argument.
@@ -98,5 +98,5 @@ def interval(name: str, value: Any, unit: str) -> Every:
     try:
         positive_integer(**{name: value})  # pyright: ignore[reportArgumentType]
     except ValueError as error:
-        raise ValueError(f"{error} ({unit}), jfit.every(steps=...) or jfit.every(epochs=...)") from None
+        raise ValueError(f"{error} ({unit}), 'epoch', jfit.every(steps=...) or jfit.every(epochs=...)") from None
     return Every(**{unit: int(value)})

@@ -65,9 +65,10 @@ def checkpointing(
             files of the one before are on the disk, and so does the end of training.  A second Ctrl-C abandons the save, and
             the checkpoint before it stays.  Default: 16 MiB.  None: training waits for every save.
         split: write arrays that are split over the devices (`shard`, or `reduce="sharded"`, "sharded_parameters", of `fit`)
-            with orbax (the extra "sharded" of jfit), by each process its parts of them, for states that are larger than a
-            host.  In a job, the folder is one that all hosts see.  Training waits for the save.  Checkpoints have whole arrays
-            with nan="stop" or "rollback", which copy the state to the host anyway, and, in a job, with reduce="2bit" or "1bit".
+            with orbax (`pip install 'jfit[sharded]'`): each process writes the parts on its own devices.  For states that do
+            not fit in the memory of one host.  In a job, the folder is one that all hosts see.  Training waits for the save.
+            Checkpoints have whole arrays with nan="stop" or "rollback", which copy the state to the host anyway, and, in a job,
+            with reduce="2bit" or "1bit".
 
     Returns:
         A `Callback`; its state is the path of the last checkpoint, a string.  With `keep_best`: {"last": this path or None,
@@ -78,7 +79,7 @@ def checkpointing(
     failed one is tried again, and raises OSError if it fails.
 
     Raises:
-        ValueError: `every` is neither "epoch" nor an integer of at least 1, `keep` is below 1, `keep_best` or
+        ValueError: `every` is not "epoch", an integer of at least 1 or a `jfit.every`, `keep` is below 1, `keep_best` or
             `background_bytes` is below 0, or the name of the folder is empty or has a NUL character.  During training: no
             value called `monitor` is logged, or it is an array.
         FolderInUse: at the start of training, another run saves checkpoints in `directory` (a RuntimeError).
@@ -92,7 +93,7 @@ def checkpointing(
     """
     check_name(directory, "checkpoint")
     if every is None or (isinstance(every, str) and every != "epoch"):
-        raise ValueError(f"checkpointing: every is {every!r}; expected 'epoch' or a number of steps")
+        raise ValueError(f"checkpointing: every is {every!r}; expected 'epoch', a number of steps or jfit.every(...)")
     every = interval("every", every, "steps")
     steps = every.steps
     positive_integer(**{} if keep is None else {"keep": keep})

@@ -50,7 +50,7 @@ def save_split(folder: Path, parts: Mapping[str, jax.Array]) -> None:
         raise FileNotFoundError(f"{folder}, which rank 0 made, is not on this host; pass a folder that all hosts see")
     handler, path = _handler(folder)
     try:
-        handler.save(path, args=orbax().args.PyTreeSave(dict(parts)))  # sync: of a save
+        handler.save(path, args=orbax().args.PyTreeSave(dict(parts)))  # sync: a save reads the arrays from the devices
     except ValueError as error:  # of tensorstore, for example because the disk is full
         raise OSError(f"the split arrays cannot be written: {error}") from error
 
@@ -63,7 +63,7 @@ def finish_split(folder: Path) -> list[str]:
 
 
 def _handler(folder: Path) -> tuple[Any, Any]:
-    """The handler of orbax, and the path of its files; without compression they have at least the bytes of the arrays."""
+    """Return the handler of orbax, and the path of its files, which are not compressed: claimed sizes can be checked."""
     from etils import epath  # a requirement of orbax
 
     return orbax().PyTreeCheckpointHandler(use_compression=False), epath.Path((folder / ARRAYS).absolute())
@@ -74,8 +74,8 @@ def load_split(folder: Path, arrays: Mapping[str, Any], like: Mapping[str, Any])
 
     Args:
         folder: folder of the checkpoint.
-        arrays: arrays by name, of split ones shapes and dtypes (`jax.ShapeDtypeStruct`).
-        like: name -> array or spec with the sharding that the array gets; without one it is read whole, to the host.
+        arrays: name -> array; for a split array, a `jax.ShapeDtypeStruct` with its shape and dtype.
+        like: name -> array or spec whose `sharding` the array gets; without a sharding, the whole array is read to the host.
 
     Returns:
         `arrays` with `jax.Array`s, or, without sharding, NumPy arrays, in place of shapes and dtypes.

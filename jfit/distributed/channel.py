@@ -75,7 +75,7 @@ class Channel:
         """
         result = {}
         for key in {key for keys in open_by.values() for key in keys}:
-            sent = self._store.all(key)  # nothing: since its heartbeat, all have read the values
+            sent = self._store.all(key)  # empty if all processes have read the values since the heartbeat
             ranks = [rank for rank in range(self._count) if key not in open_by.get(rank, ()) and str(rank) not in sent]
             if sent and ranks:
                 result[key.removeprefix("value/")] = ranks

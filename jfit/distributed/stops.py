@@ -1,7 +1,7 @@
 """Stops on which all processes of a job agree, so that each stops after the same step.
 
-The training loop passes *stopping points*, at the same places of the program on all processes, and counts them.  Nothing is
-sent for them.  When a process is to stop (a signal, `Run.stop`), it stores that, which holds all processes: each sends its
+The training loop passes *stopping points*, at the same places of the program on all processes, and counts them.  Passing one
+sends no message.  When a process is to stop (a signal, `Run.stop`), it writes that to the store.  Then every process sends its
 count, and its main thread waits at its next stopping point.  When all counts are there, all stop at the first stopping
 point that no process has passed.  Processes that wait for devices do so for programs that others have called
 before that point, or will call on their way to it, so that they come there, too.
@@ -31,7 +31,7 @@ class Agreed(NamedTuple):
     Attributes:
         signal: number of a signal, or 0.
         reason: text for `Run.stop_reason`, or None.
-        since: stopping points that had been passed when the flag of the signal began.
+        since: number of stopping points passed when the `StopFlag` that got the signal began to watch.
     """
 
     signal: int = 0
@@ -57,7 +57,7 @@ class Stops:
 
     def want(self, number: int, reason: str | None, since: int = 0) -> None:
         """Tell all that this process is to stop; signal handlers may call this method."""
-        # A signal is more than a reason, and SIGTERM more than Ctrl-C.
+        # A signal takes precedence over a reason, and SIGTERM over Ctrl-C.
         self._wish = Agreed(max(number, self._wish.signal), reason or self._wish.reason, since)
         key = f"stop/{self.round}"  # stored on another thread: calls of the store wait while rank 0 is stopped
         self._later(lambda: self._store.set(key, b"wanted"))

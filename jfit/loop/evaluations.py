@@ -12,8 +12,8 @@ from jfit.loop.pace import Pace
 class Evaluations:
     """Evaluates after every k-th step or epoch, and at the end of training: `eval_every` of `fit`.
 
-    An evaluation within an epoch comes just before the next dispatch.  The loop then knows that the epoch goes on: after its
-    last step the evaluation is that of `at_end`.
+    An evaluation within an epoch comes just before the next dispatch.  So the epoch is known to go on; the
+    evaluation after the last step of an epoch is done by `at_end`.
 
     Args:
         evaluate: `evaluate(state, epoch) -> {name: value}`.
@@ -36,7 +36,7 @@ class Evaluations:
         return self._every.steps is not None and step > 0 and step % self._every.steps == 0
 
     def before(self, loop: Any, pace: Pace) -> None:
-        """Evaluate within an epoch, if it is due and was not done before the run was resumed, and send "evaluation"."""
+        """Evaluate within an epoch, if one is due and the history has none for this step (as after a resume)."""
         if not self.is_due(loop.step) or loop.history.last_step("evaluations") == loop.step:
             return
         loop.read_steps()  # sync: the evaluation waits for the last step anyway

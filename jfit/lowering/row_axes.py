@@ -1,4 +1,4 @@
-"""Which arrays of the batches of a function have rows: all of them, or not those that `row_axes=` of `jfit.fit` names."""
+"""Which arrays of a function's batches have rows on axis 0: by default all; `row_axes=` of `jfit.fit` names the exceptions."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class RowAxes(dict[str, int | None]):
             self.unit = self._per_batch and (len(sizes) != 1 or () in sizes)
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise a ValueError if a pattern matches none of the arrays of the first batch with labels."""
+        """Raise a ValueError if a pattern matches no array (input or label) of the first batch with labels."""
         names = list(names)
         for pattern in () if self._checked else self:
             if not any(_matches(name, pattern) for name in names):
-                raise ValueError(f"row_axes has {pattern!r}, which is no array of a batch; {name_hint(pattern, names)}")
+                raise ValueError(f"row_axes has {pattern!r}, which matches no array of the batch; {name_hint(pattern, names)}")
         self._checked = True
 
 

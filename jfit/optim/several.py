@@ -20,8 +20,8 @@ def by_pattern(optimizers: Mapping[str, Optimizer]) -> Optimizer:
     Each optimizer sees `optax.MaskedNode()` in place of the parameters of the others, as in `optax.multi_transform`, and has
     its own state, in a dict by pattern.
 
-    There is one base learning rate, that of the first optimizer with a learning rate that is a number in the state (one that
-    was passed by name, or is of `jfit.optim`).  The learning rates of the other ones of this kind keep their ratio to it: a
+    The base learning rate is that of the first optimizer that was passed by name or comes from `jfit.optim`, if its rate is a
+    number.  The learning rates of the other optimizers of this kind keep their ratio to it: a
     schedule, or another base learning rate, changes all of them by the same factor.  The rates of optax transformations, and
     schedules as learning rates of single optimizers, are their own.
 
@@ -89,7 +89,7 @@ def by_pattern(optimizers: Mapping[str, Optimizer]) -> Optimizer:
 
 
 def in_proportion(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
-    """Make optimizers to which one learning rate is passed, that of the first one with a number as its learning rate.
+    """Make optimizers that share one base learning rate, that of the first with a number as its rate, and keep their ratios.
 
     Args:
         optimizers: the optimizers.  Those with such a number, which is then in the state, multiply what is passed by the ratio

@@ -63,7 +63,14 @@ def scale_of(policy: Policy | None, state: Any) -> Array | None:
 
 
 def adjusted(state: LossScale, good: Array, policy: Policy) -> LossScale:
-    """Return the loss scale after a step: doubled after enough updates in a row, halved (to at least 1) if not `good`.
+    """Return the loss scale after a step: doubled after enough updates in a row, halved (to at least 1) if it was skipped.
+
+    A fixed scale does not change.
+
+    Args:
+        state: the loss scale of the step.
+        good: whether all gradients of the step were finite, bool scalar.
+        policy: the policy, which has the number of updates.
 
     Source: Micikevicius et al. 2018, Mixed Precision Training, https://arxiv.org/abs/1710.03740; jmp.DynamicLossScale.
     """

@@ -51,7 +51,8 @@ class Update:
         optimizer: the optimizer, as the argument of `jfit.fit`.
         optimizer_params: parameters of an optimizer by name, as the argument of `jfit.fit`.
         every: number of steps from one run of the update to the next, an integer: 2 runs it in the steps 2, 4, 6, ...
-        name: name in the history.  Default: the first pattern without "*" and separators at its end, "critic" for "critic/*".
+        name: name in the history.  Default: the first pattern, without "*", "/", "." and "_" at its end: "critic" for
+            "critic/*".
 
     Raises:
         ValueError: `every` is no positive integer.

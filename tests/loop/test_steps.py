@@ -334,7 +334,7 @@ def test_lengths_that_cannot_be_are_refused(given, message):
 
 def test_an_endless_epoch_is_not_trained_to_its_end():
     run = by_steps(2, data=itertools.cycle([(X[:8], Y[:8])]), eval_data=None)
-    with pytest.raises(ValueError, match="the end of an epoch of the training data is not known; pass num_steps="):
+    with pytest.raises(ValueError, match="an epoch of the training data may be endless; pass num_steps="):
         run.train()
 
 
