@@ -225,7 +225,7 @@ def test_errors_of_row_axes():
     options = {"params": MIX, "loss": "mse", **OPTIONS}
     with pytest.raises(ValueError, match=r"'x/mask' has 4 rows.*pass row_axes=\{'x/mask': None\}"):
         jfit.fit(mixed, data, **options)
-    with pytest.raises(ValueError, match="row_axes has 'musk', which is no array of a batch; did you mean"):
+    with pytest.raises(ValueError, match="row_axes has 'musk', which matches no array of the batch; did you mean"):
         jfit.fit(mixed, data, row_axes={"mask": None, "musk": None}, **options)
     with pytest.raises(ValueError, match="row_axes has 1 for 'mask'; expected 0"):
         jfit.fit(mixed, data, row_axes={"mask": 1}, **options)
