@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.extend.core import Literal
 
 from jfit.checks import at_least_0, matching, name_hint
 from jfit.data.batch import flat_inputs
@@ -182,9 +183,23 @@ def averaged(state: TrainState) -> TrainState:
 
 def _initialized(optimizer: Optimizer, params: Params) -> Any:
     """The initial state of the optimizer: compiled as one program, or without a program for small parameters."""
-    small = optimizer.state_spec is not None and sum(x.nbytes for x in params.values()) <= MAX_ON_HOST
-    init = optimizer.init if small else Program(optimizer.init, jax.jit, name="init_optimizer")
+    small, init = sum(x.nbytes for x in params.values()) <= MAX_ON_HOST, optimizer.init
+    if small and optimizer.state_spec is None and (state := _constants(init, params)) is not None:
+        return state
+    if not small or optimizer.state_spec is None:
+        init = Program(init, jax.jit, name="init_optimizer")
     return jax.tree.map(own_buffer, init(params))  # copies, so that no donated buffer is shared
+
+
+def _constants(init: Callable[[Any], Any], params: Params) -> Any:
+    """The result of a function that only fills arrays with constants, as `init` of most optax optimizers; else None."""
+    closed, shapes = jax.make_jaxpr(init, return_shape=True)(params)
+    fills = {e.outvars[0]: e.invars[0] for e in closed.jaxpr.eqns if e.primitive.name == "broadcast_in_dim"}
+    results = [(v.aval, v if isinstance(v, Literal) else fills.get(v)) for v in closed.jaxpr.outvars]
+    if any(not isinstance(value, Literal) or aval.weak_type for aval, value in results):
+        return None
+    arrays = [own_buffer(np.full(aval.shape, value.val, aval.dtype)) for aval, value in results]  # pyright: ignore
+    return jax.tree.unflatten(jax.tree.structure(shapes), arrays)
 
 
 def _own_float(x: Any) -> Array:

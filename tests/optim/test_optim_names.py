@@ -169,3 +169,18 @@ def test_train_step_takes_names_too():
     for i in range(0, 64, 16):
         state, _ = step(state, {"x": X[i : i + 16], "label": Y[i : i + 16]})
     assert_close(model.structure.params.unflatten(state.params), by_hand(optax.adagrad(0.1), epochs=1))
+
+
+@pytest.mark.parametrize("name", ["adam", "adagrad", "lamb", "novograd"])
+def test_the_initial_state_is_that_of_the_compiled_init(name):
+    params = {"w": np.ones((3, 2), "float32"), "b": np.ones(2, "float32")}
+    model = jfit.Model.from_function(lambda p, x: x @ p["w"] + p["b"], loss=optax.l2_loss, params=params)
+    for optimizer in (
+        getattr(optax, name)(0.1),
+        optax.MultiSteps(getattr(optax, name)(optax.cosine_decay_schedule(0.1, 9)), 2),
+    ):
+        state, expected = jfit.init_state(model, optimizer).opt_state, jax.jit(optimizer.init)(params)
+        assert jax.tree.structure(state) == jax.tree.structure(expected)
+        for leaf, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+            assert leaf.dtype == other.dtype and leaf.weak_type == other.weak_type
+            np.testing.assert_array_equal(leaf, other)

@@ -560,7 +560,7 @@ def test_numbers_that_are_arguments_give_the_bits_of_constants(name, monkeypatch
     same(run.params, static.params)
 
 
-def test_a_sweep_over_injected_numbers_of_optax_compiles_no_training_step():
+def test_a_sweep_over_injected_numbers_of_optax_compiles_nothing():
     injected = optax.inject_hyperparams(optax.sgd)
 
     def point(rate, make=injected):
@@ -568,8 +568,7 @@ def test_a_sweep_over_injected_numbers_of_optax_compiles_no_training_step():
 
     first, _ = point(0.1)
     second, counts = point(0.3)
-    assert traces(counts) == {"train": 1, "init_optimizer": 1}
-    assert counts["compiles"] == 1  # the program of the initial state, which has the value
+    assert traces(counts) == {"train": 1} and counts["compiles"] == 0
     assert not np.array_equal(first.params["fc1_weight"], second.params["fc1_weight"])
     same(point(0.3, optax.sgd)[0].params, second.params)
 
