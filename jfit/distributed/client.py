@@ -202,8 +202,11 @@ def wait_for_port(settings: Settings, timeout: float) -> None:
     both = socket.has_dualstack_ipv6()
     while True:
         try:
-            socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both).close()
-            return
+            with socket.socket(socket.AF_INET6 if both else socket.AF_INET) as probe:  # never listens: no stranger can connect
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not refused by connections of an ended job
+                if both:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                return probe.bind(("", port))
         except OSError as error:
             if time.monotonic() >= end:
                 raise JobError(
