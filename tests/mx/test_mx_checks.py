@@ -1,4 +1,4 @@
-"""Programs in the style of MXNet's unit tests compute what MXNet 1.9.1 computed (recorded by tests/mx/checks/recorded_checks.py)."""
+"""Programs in the style of MXNet's unit tests compute what MXNet 1.9.1 computed, see tests/mx/checks/recorded_checks.py."""
 
 import fnmatch
 import json

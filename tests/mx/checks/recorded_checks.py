@@ -1,9 +1,10 @@
 """Runs the check files of this folder, programs in the style of MXNet's unit tests, and records what MXNet 1.9.1 computes.
 
 A check file defines functions `check_...(mx)`, which return a dict of name -> value: arrays, numbers, text, lists, or what
-`raised` returns.  Each value is one check.  `python tests/mx/checks/recorded_checks.py [file ...]`, run by an interpreter that has MXNet
-1.9.1 (Python 3.11, numpy 1.23.5), writes what MXNet computes to `tests/golden/checks/<file>.json`; `tests/mx/test_mx_checks.py`
-compares jfit with it.  Inputs are written down or come from `numpy.random.RandomState`, never from MXNet's random generator.
+`raised` returns.  Each value is one check.  `python tests/mx/checks/recorded_checks.py [file ...]`, run by an interpreter that
+has MXNet 1.9.1 (Python 3.11, numpy 1.23.5), writes what MXNet computes to `tests/golden/checks/<file>.json`;
+`tests/mx/test_mx_checks.py` compares jfit with it.  Inputs are written down or come from `numpy.random.RandomState`, never from
+MXNet's random generator.
 """
 
 import base64
