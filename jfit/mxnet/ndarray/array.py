@@ -263,8 +263,8 @@ class NDArray(MutableArray):
         """
         if is_tracked([self]):
             raise MXNetError(
-                "Assigning to NDArrays that are already in a computational graph will cause undefined behavior: this array is a "
-                "variable or was recorded, so it cannot be written (x[:] = y, x += y, out=x) inside record(); write x = x + y"
+                "Assigning to NDArrays that are already in a computational graph will cause undefined behavior: this array is "
+                "a variable or was recorded, so it cannot be written (x[:] = y, x += y, out=x) inside record(); write x = x + y"
             )
         if not isinstance(value, NDArray) or not is_tracked([value]) or isinstance(self, View):
             return False
