@@ -420,7 +420,7 @@ def binary(array_op: str, scalar_op: str, left: NDArray, right: Any, swapped: bo
     """Apply a binary operator to an NDArray and another array (with broadcasting) or a number.
 
     Args:
-        array_op: name of the operator of two arrays; "" if there is none.
+        array_op: name of the operator of two arrays.
         scalar_op: name of the operator of an array and a number; its result has the array's dtype.
         left: the NDArray.
         right: array or number.
@@ -429,10 +429,11 @@ def binary(array_op: str, scalar_op: str, left: NDArray, right: Any, swapped: bo
     Returns:
         NDArray, or NotImplemented if `right` is neither an array nor a number.
     """
-    if isinstance(right, (numbers.Number, np.generic)):
-        return with_number(scalar_op, left, right, NDArray)
-    if not array_op or not is_array(right):
-        return NotImplemented
+    if not isinstance(right, MutableArray):  # the usual case first: looking for numbers is slow
+        if isinstance(right, (numbers.Number, np.generic)):
+            return with_number(scalar_op, left, right, NDArray)
+        if not is_array(right):
+            return NotImplemented
     return run(_binary_call(array_op), (right, left) if swapped else (left, right), NDArray)[0]
 
 
