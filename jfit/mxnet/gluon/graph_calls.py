@@ -13,7 +13,7 @@ from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.invoke import on_device
 
 
-def call_graph(symbol: Any, arrays: dict[str, NDArray], hook: tuple[Any, bool] | None = None) -> list[NDArray]:
+def call_graph(symbol: Any, arrays: dict[str, NDArray]) -> list[NDArray]:
     """Call a graph with NDArrays by name and return its outputs; in jfit.mxnet.autograd soon."""
     programs = programs_of(symbol.heads)
     args = {n: on_device(arrays[n]) for n in symbol.list_arguments()}

@@ -16,6 +16,7 @@ from jfit.mxnet.files import save_checkpoint
 from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.graph_calls import call_graph
 from jfit.mxnet.gluon.parameter import DeferredInitializationError
+from jfit.mxnet.monitor.capture import named_entries
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray_classes import ParameterDict
 
@@ -50,7 +51,7 @@ class HybridBlock(Block):
         super().__init__(prefix, params)
         self._active, self._flags = False, []
         self._in_format = self._out_format = None
-        self._op_hook: tuple[Any, bool] | None = None
+        self._op_hook: Any = None  # (function, whether it also gets the inputs of operators)
         self._clear_cached_op()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -113,7 +114,12 @@ class HybridBlock(Block):
         super().cast(dtype)
 
     def register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
-        """Call `callback(name, operator, array)` for the output of every operator when the hybridized block is called."""
+        """Call `callback(name, operator, array)` for the output of every operator when the hybridized block is called.
+
+        Args:
+            callback: function of the name of the array, the name of the operator (both bytes, as in MXNet) and an NDArray.
+            monitor_all: also call it for the inputs of the operators.
+        """
         self._op_hook = callback, monitor_all
         for child in self._children.values():
             child.register_op_hook(callback, monitor_all)
@@ -185,7 +191,18 @@ class HybridBlock(Block):
         inputs, out = self._cached_graph
         arrays = dict(zip([v.name for v in inputs], [v for v in flat if v is not None], strict=True))
         arrays.update({name: param.data() for name, param in self._cached_params.items()})
-        return regroup(call_graph(out, arrays, self._op_hook), self._out_format)
+        return regroup((self._watched if self._op_hook else call_graph)(out, arrays), self._out_format)
+
+    def _watched(self, out: Any, arrays: dict[str, Any]) -> list[Any]:
+        """Call the graph with the arrays of all operators as further outputs, and the hook for each of them."""
+        callback, monitor_all = self._op_hook
+        inside = list(named_entries(out, monitor_all))
+        computed = [entry for _, _, entry in inside if entry.node.op is not None]
+        values = call_graph(symbol.Symbol((*out.heads, *computed)), arrays)
+        rest = iter(values[len(out) :])
+        for node, name, entry in inside:
+            callback(name.encode(), node.op.name.encode(), arrays[entry.node.name] if entry.node.op is None else next(rest))
+        return values[: len(out)]
 
     def _build_cache(self, *args: Any) -> None:
         """Make the graph, look up its parameters and infer their shapes."""
