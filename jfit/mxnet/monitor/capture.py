@@ -155,7 +155,7 @@ def _input_names(symbol: Symbol, inputs: Sequence[str] | None) -> list[str]:
 
 
 def named_entries(symbol: Symbol, monitor_all: bool) -> Iterator[tuple[Node, str, Entry]]:
-    """Yield (node, name, entry) of the outputs of each operator, in topological order; with `monitor_all` also of its inputs."""
+    """Yield (node, name, entry) of the outputs of all operators, in topological order; with `monitor_all` also of inputs."""
     for node in topological(symbol.heads):
         if node.op is None:
             continue
