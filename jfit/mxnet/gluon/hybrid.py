@@ -14,12 +14,13 @@ from jfit.lowering.frameworks.adapted import call_of
 from jfit.mxnet import ndarray, symbol
 from jfit.mxnet.files import save_checkpoint
 from jfit.mxnet.gluon.block import Block
-from jfit.mxnet.gluon.graph_calls import call_graph
 from jfit.mxnet.gluon.model import adapt, input_names
 from jfit.mxnet.gluon.nesting import flatten, leaves_of, regroup
 from jfit.mxnet.monitor.capture import named_entries
 from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.ndarray.invoke import run
 from jfit.mxnet.ndarray_classes import ParameterDict
+from jfit.mxnet.recording.calls import graph_call
 
 
 class HybridBlock(Block):
@@ -174,14 +175,14 @@ class HybridBlock(Block):
         inputs, out = self._cached_graph
         arrays = dict(zip([v.name for v in inputs], [v for v in flat if v is not None], strict=True))
         arrays.update({name: param.data() for name, param in self._cached_params.items()})
-        return regroup((self._watched if self._op_hook else call_graph)(out, arrays), self._out_format)
+        return regroup((self._watched if self._op_hook else _call)(out, arrays), self._out_format)
 
     def _watched(self, out: Any, arrays: dict[str, Any]) -> list[Any]:
         """Call the graph with the arrays of all operators as further outputs, and the hook for each of them."""
         callback, monitor_all = self._op_hook
         inside = list(named_entries(out, monitor_all))
         computed = [entry for _, _, entry in inside if entry.node.op is not None]
-        values = call_graph(symbol.Symbol((*out.heads, *computed)), arrays)
+        values = _call(symbol.Symbol((*out.heads, *computed)), arrays)
         rest = iter(values[len(out) :])
         for node, name, entry in inside:
             callback(name.encode(), node.op.name.encode(), arrays[entry.node.name] if entry.node.op is None else next(rest))
@@ -279,11 +280,9 @@ class HybridBlock(Block):
         if not self._cached_graph:
             raise RuntimeError(f"{self.name} has no graph to export yet; call hybridize(), then the block, then export()")
         out = self._cached_graph[1]
-        names, aux_names = (
-            [n for n in of if n in self._cached_params] for of in (out.list_arguments(), out.list_auxiliary_states())
-        )
-        arg, aux = ({n: self._cached_params[n]._reduce() for n in of} for of in (names, aux_names))
-        save_checkpoint(os.fspath(path), epoch, out, arg, aux, remove_amp_cast)
+        values = {name: param._reduce() for name, param in (self._cached_params or {}).items()}
+        aux = {name: values.pop(name) for name in out.list_auxiliary_states() if name in values}
+        save_checkpoint(os.fspath(path), epoch, out, values, aux, remove_amp_cast)
 
 
 class SymbolBlock(HybridBlock):
@@ -396,3 +395,9 @@ class SymbolBlock(HybridBlock):
 
     def _clear_cached_op(self) -> None:
         self._cached_graph, self._cached_params = getattr(self, "_cached_graph", ()), None
+
+
+def _call(graph: Any, arrays: dict[str, Any]) -> list[Any]:
+    """Call a graph with NDArrays by name, as one operation, which is recorded."""
+    call, names = graph_call(graph)
+    return run(call, [arrays[name] for name in names], NDArray)
