@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jfit.mxnet import keys
+from jfit.mxnet.context import Context, context_of
 from jfit.mxnet.recording.calls import Call
 from jfit.mxnet.recording.plan import Plan
 from jfit.mxnet.recording.steps import MAX_STEPS, Step
@@ -52,6 +53,7 @@ class Tape:
         self._results: dict[int, weakref.ref[Any]] = {}
         self._slots: dict[int, int] = {}  # id of a variable, or of the value of a constant -> slot
         self._key: Any = None
+        self._contexts: dict[int, Context] = {}
 
     # ---------------------------------------------------------------------------------------------- recording
     def record(self, call: Call, arrays: Sequence[Any], kind: Any) -> list[Any]:
@@ -72,6 +74,19 @@ class Tape:
             results[slot] = weakref.ref(array)
             made.append(array)
         return made
+
+    def context(self, slot: int) -> Context:
+        """Return the device of a slot without computing it: that of the first input of its operation."""
+        step, above, found = self.step, [], self._contexts.get(slot)
+        while found is None and self.values[slot] is None:
+            while step.first > slot:
+                step = step.parent  # type: ignore[assignment]
+            above.append(slot)
+            slot = step.inputs[0]
+            found = self._contexts.get(slot)
+        found = context_of(self.values[slot]) if found is None else found
+        self._contexts.update(dict.fromkeys(above, found))
+        return found
 
     def replace(self, result: Any, array: Any) -> None:
         """Let another NDArray be a result from now on."""
