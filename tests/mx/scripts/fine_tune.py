@@ -41,7 +41,10 @@ def initial(symbol, seed):
 
 train = mx.io.NDArrayIter(*blobs(3, 82), batch_size=20)
 mod = mx.mod.Module(net)
-aux = {"bn%d_moving_%s" % (i, k): f(s) for i, s in ((1, (24,)), (2, (12,))) for k, f in (("mean", mx.nd.zeros), ("var", mx.nd.ones))}
+aux = {}
+for index, units in ((1, 24), (2, 12)):
+    aux["bn%d_moving_mean" % index] = mx.nd.zeros(units)
+    aux["bn%d_moving_var" % index] = mx.nd.ones(units)
 mod.fit(train, num_epoch=3, arg_params=initial(net, 83), aux_params=aux, optimizer="adam", eval_metric="ce")
 mod.save_checkpoint("base", 3)
 
@@ -51,7 +54,7 @@ def get_fine_tune_model(symbol, arg_params, num_classes, layer_name="relu2"):
     net = all_layers[layer_name + "_output"]
     net = mx.symbol.FullyConnected(data=net, num_hidden=num_classes, name="fc_new")
     net = mx.symbol.SoftmaxOutput(data=net, name="softmax")
-    new_args = dict({k: arg_params[k] for k in arg_params if "fc3" not in k})
+    new_args = {k: arg_params[k] for k in arg_params if "fc3" not in k}
     return net, new_args
 
 

@@ -1,6 +1,5 @@
 """Word vectors by noise-contrastive estimation, with a profile of the first steps and a progress bar at hand."""
 
-import json
 import logging
 import os
 
@@ -13,9 +12,7 @@ rng = np.random.RandomState(91)
 
 
 def nce_loss(data, label, label_weight, embed_weight):
-    label_embed = mx.sym.Embedding(
-        data=label, input_dim=vocab, weight=embed_weight, output_dim=hidden, name="label_embed"
-    )
+    label_embed = mx.sym.Embedding(data=label, input_dim=vocab, weight=embed_weight, output_dim=hidden, name="label_embed")
     data = mx.sym.Reshape(data=data, shape=(-1, 1, hidden))
     pred = mx.sym.broadcast_mul(data, label_embed)
     pred = mx.sym.sum(data=pred, axis=2)
@@ -72,7 +69,7 @@ for epoch in range(4):
             mx.profiler.set_state("stop")
             mx.profiler.dump()
     logging.info("Epoch[%d] %s=%.5f", epoch, *metric.get())
-print("profile written:", os.path.exists("profile.json"), type(json.load(open("profile.json"))).__name__)
+print("profile written:", os.path.exists("profile.json"))
 vectors = mod.get_params()[0]["embed_weight"].asnumpy()
 cosine = vectors.dot(vectors.T) / np.outer(np.linalg.norm(vectors, axis=1), np.linalg.norm(vectors, axis=1))
 print("similarity of words at distance two: %.5f" % np.mean([cosine[i, i + 2] for i in range(vocab - 2)]))
