@@ -14,7 +14,7 @@ class Softmax(mx.operator.CustomOp):
         self.assign(out_data[0], req[0], mx.nd.array(y))
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        l = in_data[1].asnumpy().ravel().astype(int)  # noqa: E741
+        l = in_data[1].asnumpy().ravel().astype(int)
         y = out_data[0].asnumpy()
         y[np.arange(l.shape[0]), l] -= 1.0
         self.assign(in_grad[0], req[0], mx.nd.array(y))
@@ -23,7 +23,7 @@ class Softmax(mx.operator.CustomOp):
 @mx.operator.register("softmax")
 class SoftmaxProp(mx.operator.CustomOpProp):
     def __init__(self):
-        super(SoftmaxProp, self).__init__(need_top_grad=False)  # noqa: UP008
+        super(SoftmaxProp, self).__init__(need_top_grad=False)
 
     def list_arguments(self):
         return ["data", "label"]

@@ -25,7 +25,7 @@ class MultiIter(mx.io.DataIter):
     """Adds the parity of the class as a second label."""
 
     def __init__(self, data_iter):
-        super(MultiIter, self).__init__()  # noqa: UP008
+        super(MultiIter, self).__init__()
         self.data_iter = data_iter
         self.batch_size = self.data_iter.batch_size
 
@@ -56,7 +56,7 @@ class MultiAccuracy(mx.metric.EvalMetric):
     """Accuracy of each output."""
 
     def __init__(self, num=None):
-        super(MultiAccuracy, self).__init__("multi-accuracy")  # noqa: UP008
+        super(MultiAccuracy, self).__init__("multi-accuracy")
         self.num = num
         self.reset()
 

@@ -8,7 +8,7 @@ import numpy as np
 
 class NumpySoftmax(mx.operator.NumpyOp):
     def __init__(self):
-        super(NumpySoftmax, self).__init__(False)  # noqa: UP008
+        super(NumpySoftmax, self).__init__(False)
 
     def list_arguments(self):
         return ["data", "label"]
@@ -29,8 +29,8 @@ class NumpySoftmax(mx.operator.NumpyOp):
         y /= y.sum(axis=1).reshape((x.shape[0], 1))
 
     def backward(self, out_grad, in_data, out_data, in_grad):
-        l = in_data[1]  # noqa: E741
-        l = l.reshape((l.size,)).astype(int)  # noqa: E741
+        l = in_data[1]
+        l = l.reshape((l.size,)).astype(int)
         y = out_data[0]
         dx = in_grad[0]
         dx[:] = y
