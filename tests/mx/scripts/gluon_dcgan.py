@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 logging.basicConfig(level=logging.DEBUG)
-epochs, batch_size, latent_z_size, nc = 2, 16, 8, 1
+epochs, batch_size, latent_z_size, nc = 2, 16, 8, 3
 ctx = mx.cpu()
 lr, beta1 = 0.002, 0.5
 rng = np.random.RandomState(19)
@@ -19,7 +19,8 @@ def images(count):
     grid = np.linspace(-1, 1, 8)
     centers = rng.uniform(-0.5, 0.5, (count, 2))
     d = (grid[None, :, None] - centers[:, 0, None, None]) ** 2 + (grid[None, None, :] - centers[:, 1, None, None]) ** 2
-    return (2 * np.exp(-6 * d) - 1).astype("float32").reshape((count, 1, 8, 8))
+    color = rng.uniform(0.3, 1, (count, nc, 1, 1))
+    return (2 * color * np.exp(-6 * d)[:, None] - 1).astype("float32")
 
 
 class ByName(mx.init.Initializer):

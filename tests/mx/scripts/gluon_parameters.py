@@ -14,11 +14,11 @@ class MyInit(init.Initializer):
 
 net = nn.Sequential(prefix="model_")
 with net.name_scope():
-    net.add(nn.Dense(6, activation="relu"))
-    net.add(nn.Dense(4, activation="relu"))
-    shared = nn.Dense(4, activation="relu", in_units=4)
+    net.add(nn.Dense(6, activation="tanh"))
+    net.add(nn.Dense(4, activation="tanh"))
+    shared = nn.Dense(4, activation="tanh", in_units=4)
     net.add(shared)
-    net.add(nn.Dense(4, activation="relu", in_units=4, params=shared.params))
+    net.add(nn.Dense(4, activation="tanh", in_units=4, params=shared.params))
     net.add(nn.Dense(1))
 net.initialize(MyInit())
 try:
