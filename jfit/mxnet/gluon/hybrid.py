@@ -14,13 +14,12 @@ from jfit.lowering.frameworks.adapted import call_of
 from jfit.mxnet import ndarray, symbol
 from jfit.mxnet.files import save_checkpoint
 from jfit.mxnet.gluon.block import Block
+from jfit.mxnet.gluon.graph_calls import call_graph
 from jfit.mxnet.gluon.model import adapt, input_names
 from jfit.mxnet.gluon.nesting import flatten, leaves_of, regroup
 from jfit.mxnet.monitor.capture import named_entries
 from jfit.mxnet.ndarray.array import NDArray
-from jfit.mxnet.ndarray.invoke import run
 from jfit.mxnet.ndarray_classes import ParameterDict
-from jfit.mxnet.recording.calls import graph_call
 
 
 class HybridBlock(Block):
@@ -175,14 +174,14 @@ class HybridBlock(Block):
         inputs, out = self._cached_graph
         arrays = dict(zip([v.name for v in inputs], [v for v in flat if v is not None], strict=True))
         arrays.update({name: param.data() for name, param in self._cached_params.items()})
-        return regroup((self._watched if self._op_hook else _call)(out, arrays), self._out_format)
+        return regroup((self._watched if self._op_hook else call_graph)(out, arrays), self._out_format)
 
     def _watched(self, out: Any, arrays: dict[str, Any]) -> list[Any]:
         """Call the graph with the arrays of all operators as further outputs, and the hook for each of them."""
         callback, monitor_all = self._op_hook
         inside = list(named_entries(out, monitor_all))
         computed = [entry for _, _, entry in inside if entry.node.op is not None]
-        values = _call(symbol.Symbol((*out.heads, *computed)), arrays)
+        values = call_graph(symbol.Symbol((*out.heads, *computed)), arrays)
         rest = iter(values[len(out) :])
         for node, name, entry in inside:
             callback(name.encode(), node.op.name.encode(), arrays[entry.node.name] if entry.node.op is None else next(rest))
@@ -395,9 +394,3 @@ class SymbolBlock(HybridBlock):
 
     def _clear_cached_op(self) -> None:
         self._cached_graph, self._cached_params = getattr(self, "_cached_graph", ()), None
-
-
-def _call(graph: Any, arrays: dict[str, Any]) -> list[Any]:
-    """Call a graph with NDArrays by name, as one operation, which is recorded."""
-    call, names = graph_call(graph)
-    return run(call, [arrays[name] for name in names], NDArray)

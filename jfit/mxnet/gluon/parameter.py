@@ -300,7 +300,7 @@ class Parameter:
         self._dtype = dtype
         cast = lambda cells: cells and [self.arrays.mutable(cell.value.astype(dtype)) for cell in cells]  # noqa: E731
         self._data, self._grad = cast(self._data), cast(self._grad)
-        self._mark()
+        self._connect()
 
     def var(self) -> Any:
         """Return the Symbol variable of this parameter, the same one at each call."""
@@ -356,16 +356,17 @@ class Parameter:
         self._allocate_grad()
 
     def _allocate_grad(self) -> None:
-        cells = self._cells(self._data) if self._grad_req != "null" else []
-        zeros = [np.zeros(cell.shape, cell.dtype) for cell in cells]
-        places = [sharding_of(cell.value) for cell in cells]
-        self._grad = [self.arrays.mutable(v) for v in device_put_all(zeros, places)] or None
-        self._mark()
+        cells = self._cells(self._data)
+        self._grad = None
+        if self._grad_req != "null":
+            zeros = [np.zeros(cell.shape, cell.dtype) for cell in cells]
+            self._grad = [self.arrays.mutable(v) for v in device_put_all(zeros, [sharding_of(cell.value) for cell in cells])]
+        self._connect()
 
-    def _mark(self) -> None:
-        """Make the data variables of `mx.autograd`, whose gradients are written to the gradients of this parameter."""
-        for i, cell in enumerate(self._data or ()):
-            cell.grad, cell._grad_req = self._grad and self._grad[i], self._grad_req
+    def _connect(self) -> None:
+        """Make the data variables whose gradients `mx.autograd` writes to this parameter's."""
+        for cell, grad in zip(self._data or (), self._grad or [None] * len(self._data or ()), strict=True):
+            cell.grad, cell._grad_req = grad, None if grad is None else self._grad_req
 
     def _reduce(self) -> Any:
         """Return the mean of the values over the contexts, on the first context."""
