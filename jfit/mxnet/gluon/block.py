@@ -30,18 +30,19 @@ class _BlockScope:
 
     @staticmethod
     def create(prefix: str | None, params: ParameterDict | None, hint: str) -> tuple[str, ParameterDict]:
-        """Return prefix and parameters of a new block; without a prefix it is `<hint><number>_`."""
-        scope = getattr(_local, "scope", None)
-        if prefix is None and scope is None:
-            prefix = NameManager.current().get(None, hint) + "_"
-        elif prefix is None:
-            prefix = f"{hint}{scope._counts[hint]}_"
-            scope._counts[hint] += 1
+        """Return prefix and parameters of a new block; the default prefix is `<hint><number>_`."""
+        scope: Any = getattr(_local, "scope", None)
+        if prefix is None:
+            prefix = f"{NameManager.current().get(None, hint) if scope is None else scope._next(hint)}_"
         full = prefix if scope is None else scope._block.prefix + prefix
         if params is not None:
             return full, ParameterDict(params.prefix, params)
         outer = scope and scope._block.params
         return full, ParameterDict(full) if outer is None else ParameterDict(outer.prefix + prefix, outer._shared)
+
+    def _next(self, hint: str) -> str:
+        self._counts[hint] += 1
+        return f"{hint}{self._counts[hint] - 1}"
 
     def __enter__(self) -> _BlockScope:
         if not self._block._empty_prefix:

@@ -77,10 +77,11 @@ class Tape:
 
     def context(self, slot: int) -> Context:
         """Return the device of a slot without computing it: that of the first input of its operation."""
-        step, above, found = self.step, [], self._contexts.get(slot)
+        above, found = [], self._contexts.get(slot)
+        step: Any = self.step
         while found is None and self.values[slot] is None:
             while step.first > slot:
-                step = step.parent  # type: ignore[assignment]
+                step = step.parent
             above.append(slot)
             slot = step.inputs[0]
             found = self._contexts.get(slot)
