@@ -7,13 +7,14 @@ import re
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 from jfit.formats.mxnet_arrays import load_arrays
 from jfit.graph.scopes import NameManager, Prefix
 from jfit.mxnet.errors import translated
+from jfit.mxnet.gluon.nesting import leaves_of
 from jfit.mxnet.gluon.parameter_dict import brief, load_value, save_values
 from jfit.mxnet.gluon.utils import HookHandle
 from jfit.mxnet.ndarray_classes import Parameter, ParameterDict
@@ -148,7 +149,7 @@ class Block:
         """Warn of lists, tuples and dicts with blocks that are not children."""
         children = {id(child) for child in self._children.values()}
         for name, value in vars(self).items():
-            inside = _nested(value) if isinstance(value, (list, tuple, dict)) and name != "_children" else ()
+            inside = leaves_of(value) if isinstance(value, (list, tuple, dict)) and name != "_children" else ()
             if any(isinstance(v, Block) and id(v) not in children for v in inside):
                 message = f"{type(self).__name__}.{name} contains blocks that are not registered as children"
                 warnings.warn(f"{message}; use register_child(), Sequential or HybridSequential.", stacklevel=3)
@@ -345,14 +346,6 @@ Unique parameters in model: {total - shared}"""
 def rows(blocks: dict[str, Any]) -> str:
     """Return the lines `(name): block` of a repr."""
     return "\n".join(f"  ({name}): " + repr(block).replace("\n", "\n  ") for name, block in blocks.items())
-
-
-def _nested(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _nested(each)
-    else:
-        yield value
 
 
 def _shape_text(arrays: Any) -> str:

@@ -15,7 +15,7 @@ from jfit.mxnet import ndarray, symbol
 from jfit.mxnet.files import save_checkpoint
 from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.graph_calls import call_graph
-from jfit.mxnet.gluon.model import adapt, input_names
+from jfit.mxnet.gluon.model import adapt, as_loss, input_names
 from jfit.mxnet.gluon.nesting import flatten, leaves_of, regroup
 from jfit.mxnet.monitor.capture import named_entries
 from jfit.mxnet.ndarray.array import NDArray
@@ -97,9 +97,7 @@ class HybridBlock(Block):
 
     def optimize_for(self, x: Any, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
         """Raise ValueError: jfit has no backends for parts of a graph, because XLA compiles it all; use `hybridize`."""
-        raise ValueError(
-            f"optimize_for(backend={backend!r}): XLA compiles the whole graph, there is no other backend; hybridize()"
-        )
+        raise ValueError(f"optimize_for(backend={backend!r}): XLA compiles the whole graph; call hybridize() instead")
 
     def cast(self, dtype: Any) -> None:
         """Cast parameters and gradients of the block and all its descendants to a dtype."""
@@ -145,9 +143,7 @@ class HybridBlock(Block):
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the output with the operators of `F`; a subclass overrides it."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no hybrid_forward(F, x, ...); a subclass of HybridBlock defines it"
-        )
+        raise NotImplementedError(f"{type(self).__name__} has no hybrid_forward(F, x, ...), which a HybridBlock needs")
 
     def _as_symbols(self, *args: Any) -> Any:
         params = {name: param.var() for name, param in self._reg_params.items()}
@@ -225,7 +221,7 @@ class HybridBlock(Block):
         self._cached_params: Any = None  # parameters of the graph by name
 
     # -------------------------------------------------------------------------------- as a model of JAX
-    _adapted = adapt  # what `jfit.fit` trains, see `jfit.lowering.frameworks`
+    _adapted, _as_loss = adapt, as_loss  # what `jfit.fit` takes as model and as loss
 
     def _lowered(self) -> tuple[Any, list[str]]:
         """Return (graph, names of its inputs) for `jfit.lower`."""
@@ -249,9 +245,7 @@ class HybridBlock(Block):
         try:
             self.infer_shape(*args)
         except Exception as error:
-            raise ValueError(
-                f"the shapes of the parameters of {self.name} cannot be inferred from its inputs: {error}"
-            ) from error
+            raise ValueError(f"parameters of {self.name} have unknown shapes, which its inputs do not show: {error}") from error
 
     def _infer_attrs(self, infer: str, attr: str, *args: Any) -> None:
         inputs, out = self._get_graph(*args)
@@ -259,7 +253,7 @@ class HybridBlock(Block):
         known = {v.name: getattr(array, attr) for v, array in zip(inputs, flat, strict=True)}
         found, _, aux = getattr(out, infer)(**known)
         if found is None:
-            raise ValueError(f"{known} do not determine all of them")
+            raise ValueError(f"{known} are not enough")
         values = dict(zip((*out.list_arguments(), *out.list_auxiliary_states()), (*found, *aux), strict=True))
         for name, param in self.collect_params().items():
             if name in values:
@@ -322,15 +316,12 @@ class SymbolBlock(HybridBlock):
         for name, attrs in out.attr_dict().items():
             sparse = attrs.get("__storage_type__") == "1"
             assert not sparse, f"parameter {name!r} is row_sparse, which a SymbolBlock does not support; make it dense."
-        args, _, aux = out.infer_type()
-        inputs = {v.name for v in variables}
-        for names, dtypes, options in (
-            (out.list_arguments(), args, {}),
-            (out.list_auxiliary_states(), aux, {"grad_req": "null"}),
-        ):
-            for name, dtype in zip(names, dtypes, strict=True):
-                if name not in inputs:
-                    self.params.get(name, allow_deferred_init=True, dtype=dtype, **options)
+        (args, _, aux), inputs = out.infer_type(), {v.name for v in variables}
+        for name, dtype in zip(out.list_arguments(), args, strict=True):
+            if name not in inputs:
+                self.params.get(name, allow_deferred_init=True, dtype=dtype)
+        for name, dtype in zip(out.list_auxiliary_states(), aux, strict=True):
+            self.params.get(name, grad_req="null", allow_deferred_init=True, dtype=dtype)
         self._cached_graph = variables, out
         common = len(os.path.commonprefix(list(self.params)))  # noqa: RUF071, letters as in MXNet
         self._reg_params = {name[common:]: param for name, param in self.params.items()}
