@@ -8,26 +8,6 @@ from typing import Any
 
 from jfit.mxnet.gluon.hybrid import HybridBlock
 
-__all__ = [
-    "CTCLoss",
-    "CosineEmbeddingLoss",
-    "HingeLoss",
-    "HuberLoss",
-    "KLDivLoss",
-    "L1Loss",
-    "L2Loss",
-    "LogisticLoss",
-    "Loss",
-    "PoissonNLLLoss",
-    "SDMLLoss",
-    "SigmoidBCELoss",
-    "SigmoidBinaryCrossEntropyLoss",
-    "SoftmaxCELoss",
-    "SoftmaxCrossEntropyLoss",
-    "SquaredHingeLoss",
-    "TripletLoss",
-]
-
 
 class Loss(HybridBlock):
     """Base class of losses; a subclass defines `hybrid_forward(F, pred, label, ...)`.
@@ -307,13 +287,7 @@ class CTCLoss(Loss):
         super().__init__(weight, label_layout.find("N"), **kwargs)
 
     def hybrid_forward(
-        self,
-        F: Any,
-        pred: Any,
-        label: Any,
-        pred_lengths: Any = None,
-        label_lengths: Any = None,
-        sample_weight: Any = None,
+        self, F: Any, pred: Any, label: Any, pred_lengths: Any = None, label_lengths: Any = None, sample_weight: Any = None
     ) -> Any:
         """Return the loss of each row."""
         pred = F.swapaxes(pred, 0, 1) if self._layout == "NTC" else pred
