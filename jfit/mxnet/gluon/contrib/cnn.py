@@ -27,7 +27,7 @@ class DeformableConvolution(Convolution):
 
     _layouts = ("NCHW", "NHWC")
     _op_name, _start = "DeformableConvolution", "deformable_conv_"
-    _values = 2  # numbers per position of the window that the convolution of the offsets computes: one for each axis
+    _per_position = 2  # numbers per position of the window that the convolution of the offsets computes: one for each axis
     _offset_first = True  # the parameters of the offsets are the first
 
     def __init__(
@@ -61,7 +61,7 @@ class DeformableConvolution(Convolution):
         init, use_bias, bias_init, in_channels = self._offset
         kernel, layout = self._kwargs["kernel"], self._kwargs["layout"]
         positions = kernel[0] * kernel[1] * self._groups
-        self._split, count = 2 * positions, self._values * positions
+        self._offset_channels, count = 2 * positions, self._per_position * positions
         self._offset_kwargs = self._kwargs | {"num_filter": count, "no_bias": not use_bias}
         shape = weight_shape(count, in_channels // self._kwargs["num_group"], kernel, layout)
         both = [args, ("offset_", shape, init, count if use_bias else None, bias_init)]
@@ -95,11 +95,11 @@ class ModulatedDeformableConvolution(DeformableConvolution):
     Source: Zhu et al. 2019, https://arxiv.org/abs/1811.11168.
     """
 
-    _op_name, _values, _offset_first = "ModulatedDeformableConvolution", 3, False
+    _op_name, _per_position, _offset_first = "ModulatedDeformableConvolution", 3, False
 
     def _alias(self) -> str:
         return "modulated_deformable_conv"
 
     def _inputs(self, F: Any, offset: Any) -> tuple[Any, ...]:
-        mask = F.slice_axis(offset, axis=1, begin=self._split, end=None)
-        return F.slice_axis(offset, axis=1, begin=0, end=self._split), F.sigmoid(mask) * 2
+        mask = F.slice_axis(offset, axis=1, begin=self._offset_channels, end=None)
+        return F.slice_axis(offset, axis=1, begin=0, end=self._offset_channels), F.sigmoid(mask) * 2
