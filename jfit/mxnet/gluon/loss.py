@@ -172,7 +172,7 @@ class SigmoidBinaryCrossEntropyLoss(Loss):
     Example:
         >>> import jfit.mx as mx
         >>> loss = SigmoidBinaryCrossEntropyLoss()
-        >>> loss(mx.nd.array([[0.0, 0.0]]), mx.nd.array([[0.0, 1.0]])).asnumpy().round(4).tolist()
+        >>> print(loss(mx.nd.array([[0.0, 0.0]]), mx.nd.array([[0.0, 1.0]])).asnumpy().round(4))
         [0.6931]
     """
 
@@ -211,8 +211,8 @@ class SoftmaxCrossEntropyLoss(Loss):
     Example:
         >>> import jfit.mx as mx
         >>> loss = SoftmaxCrossEntropyLoss()
-        >>> loss(mx.nd.array([[0.0, 0.0], [9.0, 0.0]]), mx.nd.array([1, 0])).asnumpy().round(4).tolist()
-        [0.6931, 0.0001]
+        >>> print(loss(mx.nd.array([[0.0, 0.0], [9.0, 0.0]]), mx.nd.array([1, 0])).asnumpy().round(4))
+        [0.6931 0.0001]
     """
 
     def __init__(
