@@ -211,8 +211,8 @@ class SoftmaxCrossEntropyLoss(Loss):
     Example:
         >>> import jfit.mx as mx
         >>> loss = SoftmaxCrossEntropyLoss()
-        >>> print(loss(mx.nd.array([[0.0, 0.0], [9.0, 0.0]]), mx.nd.array([1, 0])).asnumpy().round(4))
-        [0.6931 0.0001]
+        >>> print(loss(mx.nd.array([[0.0, 0.0], [0.0, 2.0]]), mx.nd.array([1, 1])).asnumpy().round(4))
+        [0.6931 0.1269]
     """
 
     def __init__(

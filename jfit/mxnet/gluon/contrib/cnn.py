@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jfit.mxnet.gluon.nn.conv_layers import Convolution, weight_shape
+from jfit.mxnet.gluon.nn.weighted import Convolution, weight_shape
 
 
 class DeformableConvolution(Convolution):

@@ -544,8 +544,15 @@ def get_resnet(version: int, num_layers: int, **kwargs: Any) -> Any:
         num_layers: 18, 34, 50, 101 or 152.
         **kwargs: as for `get_model`.
 
+    Returns:
+        ResNetV1 or ResNetV2.
+
     Raises:
         AssertionError: there is no such version or number of layers.
+
+    Example:
+        >>> get_resnet(1, 18, classes=10).output
+        Dense(512 -> 10, linear)
     """
     assert num_layers in _RESNETS, f"ResNet has no version of {num_layers} layers; pass one of {[*_RESNETS]}."
     assert version in (1, 2), f"ResNet has no version {version}; pass 1 or 2."
@@ -559,18 +566,54 @@ _VGGS = {11: [1, 1, 2, 2, 2], 13: [2, 2, 2, 2, 2], 16: [2, 2, 3, 3, 3], 19: [2, 
 
 
 def get_vgg(num_layers: int, **kwargs: Any) -> Any:
-    """Return a VGG of 11, 13, 16 or 19 layers; arguments as for `get_model`, and `batch_norm`."""
+    """Return a VGG.
+
+    Args:
+        num_layers: 11, 13, 16 or 19.
+        **kwargs: as for `get_model`, and `batch_norm`.
+
+    Returns:
+        VGG.
+
+    Example:
+        >>> get_vgg(11, batch_norm=True).features[1]
+        BatchNorm(axis=1, eps=1e-05, momentum=0.9, fix_gamma=False, use_global_stats=False, in_channels=None)
+    """
     name = f"vgg{num_layers}{'_bn' if kwargs.get('batch_norm') else ''}"
     return _make(VGG, name, _VGGS[num_layers], [64, 128, 256, 512, 512], **kwargs)
 
 
 def get_mobilenet(multiplier: float, **kwargs: Any) -> Any:
-    """Return a MobileNet with this factor of all numbers of channels; arguments as for `get_model`."""
+    """Return a MobileNet.
+
+    Args:
+        multiplier: factor of all numbers of channels.
+        **kwargs: as for `get_model`.
+
+    Returns:
+        MobileNet.
+
+    Example:
+        >>> get_mobilenet(0.5).features[0]
+        Conv2D(None -> 16, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), bias=False)
+    """
     return _make(MobileNet, f"mobilenet{multiplier}", multiplier, **kwargs)
 
 
 def get_mobilenet_v2(multiplier: float, **kwargs: Any) -> Any:
-    """Return a MobileNetV2 with this factor of all numbers of channels; arguments as for `get_model`."""
+    """Return a MobileNetV2.
+
+    Args:
+        multiplier: factor of all numbers of channels.
+        **kwargs: as for `get_model`.
+
+    Returns:
+        MobileNetV2.
+
+    Example:
+        >>> get_mobilenet_v2(0.5).features[0]
+        Conv2D(None -> 16, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), bias=False)
+    """
     return _make(MobileNetV2, f"mobilenetv2_{multiplier}", multiplier, **kwargs)
 
 

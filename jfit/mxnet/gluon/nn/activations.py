@@ -36,11 +36,6 @@ class Activation(HybridBlock):
         return f"{type(self).__name__}({self._act_type})"
 
 
-def activation_named(name: str | None) -> Activation | None:
-    """Return the block of the argument `activation` of a layer, inside the name scope of the layer."""
-    return None if name is None else Activation(name, prefix=f"{name}_")
-
-
 class _Unit(HybridBlock):
     """A rectified unit: a function that is x, or nearly, for large x."""
 

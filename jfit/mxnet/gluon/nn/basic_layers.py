@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from jfit.mxnet import ndarray, symbol
 from jfit.mxnet.gluon.block import Block, rows
 from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.nn.activations import activation_named
+from jfit.mxnet.gluon.nn.weighted import Weighted, activation_named
 
 
 class _Stack(Block):
@@ -94,29 +93,6 @@ class HybridSequential(_Stack, HybridBlock):
         for block in self._children.values():
             x = block(x)
         return x
-
-
-class Weighted(HybridBlock):
-    """y = f(operator(x, W, b)): what Dense and convolutions share."""
-
-    weight: Any
-    bias: Any
-    act: Any
-    _op_name: str
-    _kwargs: dict[str, Any]
-
-    def _add_parameters(self, start: str, shape: Any, init: Any, channels: int | None, bias_init: Any, **options: Any) -> None:
-        """Add the parameters `<start>weight` of this shape and `<start>bias` (channels,); None: no bias."""
-        new = functools.partial(self.params.get, allow_deferred_init=True, **options)
-        setattr(self, f"{start}weight", new(f"{start}weight", shape=shape, init=init))
-        bias = None if channels is None else new(f"{start}bias", shape=(channels,), init=bias_init)
-        setattr(self, f"{start}bias", bias)
-
-    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-        """Apply the operator, and f."""
-        arrays = (x, weight) if bias is None else (x, weight, bias)
-        out = getattr(F, self._op_name)(*arrays, name="fwd", **self._kwargs)
-        return out if self.act is None else self.act(out)
 
 
 class Dense(Weighted):
