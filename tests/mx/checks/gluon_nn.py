@@ -345,6 +345,7 @@ def check_pooling(mx):
         "average 2d": (nn.AvgPool2D(pool_size=3, strides=(2, 1), padding=1), square),
         "average 2d inside": (nn.AvgPool2D(3, 2, padding=1, count_include_pad=False), square),
         "average 3d": (nn.AvgPool3D(), cube),
+        "average 2d all": (nn.AvgPool2D(3, 2, 1, True, "NCHW", False), square),
         "global max 1d": (nn.GlobalMaxPool1D(), line),
         "global max 2d": (nn.GlobalMaxPool2D(), square),
         "global max 3d": (nn.GlobalMaxPool3D(), cube),
@@ -352,7 +353,13 @@ def check_pooling(mx):
         "global average 2d": (nn.GlobalAvgPool2D(), square),
         "global average 3d": (nn.GlobalAvgPool3D(), cube),
     }
-    return runs(mx, cases)
+    return runs(mx, cases) | {
+        "positional 1d": repr(nn.MaxPool1D(3, 1, 1, "NWC", True)),
+        "positional 2d": repr(nn.MaxPool2D((3, 2), 1, 1, "NHWC", True)),
+        "positional 3d": repr(nn.MaxPool3D(2, 2, 0, True, "NDHWC")),
+        "positional average 3d": repr(nn.AvgPool3D(2, None, 0, True)),
+        "global": repr(nn.GlobalMaxPool2D("NHWC")),
+    }
 
 
 def check_padding(mx):

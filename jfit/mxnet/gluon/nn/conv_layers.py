@@ -107,11 +107,18 @@ class _Pooling(HybridBlock):
     """
 
     _layouts: tuple[str, ...]
-    _type: str
+    _type = "max"
     _global = False
 
     def __init__(
-        self, pool_size: Any = 2, strides: Any = None, padding: Any = 0, layout: Any = None, ceil_mode=False, **kwargs: Any
+        self,
+        pool_size: Any = 2,
+        strides: Any = None,
+        padding: Any = 0,
+        layout: Any = None,
+        ceil_mode: Any = False,
+        count_include_pad: bool = True,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if isinstance(layout, bool):  # MaxPool3D, AvgPool2D and AvgPool3D of MXNet have ceil_mode before layout
@@ -122,6 +129,8 @@ class _Pooling(HybridBlock):
         self._kwargs = {"kernel": size, "stride": size if strides is None else per_axis(strides, axes)}
         self._kwargs |= {"pad": per_axis(padding, axes), "global_pool": self._global, "pool_type": self._type}
         self._kwargs |= {"layout": layout, "pooling_convention": "full" if ceil_mode else "valid"}
+        if self._type == "avg" and not self._global:
+            self._kwargs["count_include_pad"] = count_include_pad
 
     def _alias(self) -> str:
         return "pool"
@@ -136,22 +145,6 @@ class _Pooling(HybridBlock):
         return (shown + "pool_type={pool_type}, layout={layout})").format(type(self).__name__, ceil=ceil, **self._kwargs)
 
 
-class _MaxPooling(_Pooling):
-    """The maximum of windows."""
-
-    _type = "max"
-
-
-class _AvgPooling(_Pooling):
-    """The mean of windows; count_include_pad: whether zeros of the padding count."""
-
-    _type = "avg"
-
-    def __init__(self, *args: Any, count_include_pad: bool = True, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._kwargs["count_include_pad"] = count_include_pad
-
-
 class _GlobalPooling(_Pooling):
     """The maximum, or mean, over all spatial axes, which keep size 1."""
 
@@ -161,13 +154,13 @@ class _GlobalPooling(_Pooling):
         super().__init__(1, layout=layout, ceil_mode=True, **kwargs)
 
 
-class MaxPool1D(_MaxPooling):
+class MaxPool1D(_Pooling):
     """The maximum of windows of (batch, channels, width); see `MaxPool2D`."""
 
     _layouts = _POOL_LAYOUTS[0]
 
 
-class MaxPool2D(_MaxPooling):
+class MaxPool2D(_Pooling):
     """The maximum of windows of (batch, channels, height, width).
 
     Args:
@@ -186,19 +179,19 @@ class MaxPool2D(_MaxPooling):
     _layouts = _POOL_LAYOUTS[1]
 
 
-class MaxPool3D(_MaxPooling):
+class MaxPool3D(_Pooling):
     """The maximum of windows of (batch, channels, depth, height, width); see `MaxPool2D`."""
 
     _layouts = _POOL_LAYOUTS[2]
 
 
-class AvgPool1D(_AvgPooling):
+class AvgPool1D(_Pooling):
     """The mean of windows of (batch, channels, width); see `AvgPool2D`."""
 
-    _layouts = _POOL_LAYOUTS[0]
+    _layouts, _type = _POOL_LAYOUTS[0], "avg"
 
 
-class AvgPool2D(_AvgPooling):
+class AvgPool2D(_Pooling):
     """The mean of windows of (batch, channels, height, width).
 
     Args:
@@ -206,31 +199,31 @@ class AvgPool2D(_AvgPooling):
         count_include_pad: whether the zeros of the padding count in the mean.
     """
 
-    _layouts = _POOL_LAYOUTS[1]
+    _layouts, _type = _POOL_LAYOUTS[1], "avg"
 
 
-class AvgPool3D(_AvgPooling):
+class AvgPool3D(_Pooling):
     """The mean of windows of (batch, channels, depth, height, width); see `AvgPool2D`."""
 
-    _layouts = _POOL_LAYOUTS[2]
+    _layouts, _type = _POOL_LAYOUTS[2], "avg"
 
 
 class GlobalMaxPool1D(_GlobalPooling):
     """The maximum over all values of a channel, (batch, channels, width) -> (batch, channels, 1)."""
 
-    _layouts, _type = _POOL_LAYOUTS[0], "max"
+    _layouts = _POOL_LAYOUTS[0]
 
 
 class GlobalMaxPool2D(_GlobalPooling):
     """The maximum over all values of a channel, (batch, channels, height, width) -> (batch, channels, 1, 1)."""
 
-    _layouts, _type = _POOL_LAYOUTS[1], "max"
+    _layouts = _POOL_LAYOUTS[1]
 
 
 class GlobalMaxPool3D(_GlobalPooling):
     """The maximum over all values of a channel, of (batch, channels, depth, height, width)."""
 
-    _layouts, _type = _POOL_LAYOUTS[2], "max"
+    _layouts = _POOL_LAYOUTS[2]
 
 
 class GlobalAvgPool1D(_GlobalPooling):
