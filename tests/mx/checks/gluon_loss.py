@@ -182,6 +182,24 @@ def check_symbols(mx):
     return {"arguments": symbol.list_arguments(), "value": value}
 
 
+def check_numpy_arrays(mx):
+    """Losses of `mx.np.ndarray`s."""
+    loss, result = mx.gluon.loss, {}
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        pred, label = mx.np.array(values((4, 3))), mx.np.array(np.abs(values((4, 3), 1)))
+        for kind in (loss.L2Loss, loss.L1Loss, loss.SigmoidBCELoss):
+            result[kind.__name__] = kind()(pred, label)
+            result[f"{kind.__name__} weighted"] = kind(weight=0.5)(pred, label, mx.np.array(values((4, 1))))
+        classes = mx.np.array([0, 2, 1, 1])
+        pred.attach_grad()
+        with mx.autograd.record():
+            value = loss.SoftmaxCrossEntropyLoss()(pred, classes)
+        value.backward()
+        result |= {"softmax": value, "class": type(value).__name__, "gradient": pred.grad}
+        result["softmax dense"] = loss.SoftmaxCrossEntropyLoss(sparse_label=False)(pred, label)
+    return result
+
+
 def check_network(mx):
     net = mx.gluon.nn.Dense(3, prefix="d_")
     net.initialize(mx.init.Constant(0.1))

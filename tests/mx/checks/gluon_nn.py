@@ -443,6 +443,43 @@ def check_symbols(mx):
     }
 
 
+def check_numpy_arrays(mx):
+    """Layers called with `mx.np.ndarray`s return them."""
+    nn, result = mx.gluon.nn, {}
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        cases = {
+            "dense": (nn.Dense(3, activation="relu", prefix="d_"), (2, 4)),
+            "conv": (nn.Conv2D(2, 3, prefix="c_"), (1, 2, 5, 5)),
+            "pool": (nn.MaxPool2D(), (1, 1, 4, 4)),
+            "batch norm": (nn.BatchNorm(prefix="b_"), (2, 3)),
+            "layer norm": (nn.LayerNorm(prefix="l_"), (2, 3)),
+            "flatten": (nn.Flatten(), (2, 3, 2)),
+            "swish": (nn.Swish(), (2, 3)),
+            "leaky": (nn.LeakyReLU(0.2), (2, 3)),
+            "dropout": (nn.Dropout(0.5), (2, 3)),
+            "embedding": (nn.Embedding(3, 2, prefix="e_"), (2, 2)),
+        }
+        for name, (block, shape) in cases.items():
+            block.initialize()
+            x = mx.np.array(np.abs(values(shape)))
+            block(x)
+            for i, param in enumerate(block.collect_params().values()):
+                value = values(param.shape, i)
+                param.set_data(mx.np.array(np.abs(value) + 0.5 if param.name.endswith("var") else value))
+            result[f"{name} output"] = block(x)
+            result[f"{name} class"] = type(block(x)).__name__
+        net = nn.HybridSequential()
+        net.add(nn.Dense(2, in_units=3, weight_initializer="ones"), nn.Activation("tanh"))
+        net.initialize()
+        net.hybridize()
+        x = mx.np.array(values((2, 3)))
+        with mx.autograd.record():
+            out = net(x)
+        out.backward()
+        result |= {"hybridized": out, "class": type(out).__name__, "gradient": net[0].weight.grad()}
+    return result
+
+
 def check_module_names(mx):
     nn = mx.gluon.nn
     names = "Block HybridBlock SymbolBlock basic_layers conv_layers activations"
