@@ -12,6 +12,7 @@ from typing import Any
 from jfit.mxnet.namespaces import absent
 
 _ARRAYS = "mxnet.ndarray_classes"
+_FAMILIES = (".densenet", ".inception", ".mobilenet", ".resnet", ".squeezenet", ".vgg")  # of nets
 # Module below `jfit.mx` -> the module below `jfit` that has its names; or, if several modules define them, a dict of these:
 # "name=other" is called `other` there, "*" are all its public names, "" is the module of the table itself.
 TABLE: dict[str, str | dict[str, str]] = {
@@ -36,9 +37,20 @@ TABLE: dict[str, str | dict[str, str]] = {
         _ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict Trainer utils",
         "mxnet.gluon.block": "Block",
         "mxnet.gluon.hybrid": "HybridBlock SymbolBlock",
-        "": "block parameter trainer",
+        "": "block contrib loss model_zoo nn parameter trainer",
     },
     "gluon.block": {"mxnet.gluon.block": "Block", "mxnet.gluon.hybrid": "HybridBlock SymbolBlock"},
+    "gluon.contrib": {"": "cnn nn"},
+    "gluon.contrib.cnn": "mxnet.gluon.contrib.cnn",
+    "gluon.contrib.nn": "mxnet.gluon.contrib.nn",
+    "gluon.loss": "mxnet.gluon.loss",
+    "gluon.model_zoo": {"": "model_store vision"},
+    "gluon.model_zoo.model_store": "mxnet.gluon.model_zoo.model_store",
+    **{f"gluon.model_zoo.vision{of}": "mxnet.gluon.model_zoo.vision" for of in ("", *_FAMILIES)},
+    "gluon.nn": "mxnet.gluon.nn",
+    "gluon.nn.activations": "mxnet.gluon.nn.activations",
+    "gluon.nn.basic_layers": "mxnet.gluon.nn.basic_layers",
+    "gluon.nn.conv_layers": "mxnet.gluon.nn.conv_layers",
     "gluon.parameter": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict"},
     "gluon.trainer": {_ARRAYS: "Trainer"},
     "gluon.utils": "mxnet.gluon.utils",
