@@ -33,7 +33,7 @@ class GatedCell(BaseRNNCell):
 
     _states = 1
     _activation: Any = "tanh"
-    _channels: Mapping[str, int] = {}  # the axis of the channels, if it is not axis 1
+    _channel_axis: int | None = None  # None: axis 1
     _gru_mark = "_"  # MXNet's: it names the nodes of a GRU gru_t0__i2h and gru_t0__h2h
 
     def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **initializers: Any) -> None:
@@ -123,7 +123,7 @@ class LSTMCell(GatedCell):
         """Compute one time step (batch, features): (inputs, [h, c]) -> (output, new [h, c])."""
         name = self._next_name()
         i2h, h2h = self._projections(inputs, states[0], name)
-        hidden, new_cell = steps.lstm(self._step(name, channels=self._channels), i2h, h2h, states[1], self._activation)
+        hidden, new_cell = steps.lstm(self._step(name, axis=self._channel_axis), i2h, h2h, states[1], self._activation)
         return hidden, [hidden, new_cell]
 
 
@@ -257,7 +257,7 @@ class BaseConvRNNCell(GatedCell):
             raise ValueError(f"h2h_kernel is {tuple(h2h_kernel)}; only odd sizes keep the height and width of the state")
         self._activation = activation
         self._input_shape, self._conv_layout = tuple(input_shape), conv_layout
-        self._channels = {"axis": conv_layout.find("C")}
+        self._channel_axis = conv_layout.find("C")
         self._i2h: dict[str, Any] = {"kernel": i2h_kernel, "stride": i2h_stride, "pad": i2h_pad, "dilate": i2h_dilate}
         pad = tuple(d * (k - 1) // 2 for k, d in zip(h2h_kernel, h2h_dilate, strict=True))
         self._h2h: dict[str, Any] = {"kernel": h2h_kernel, "stride": (1, 1), "pad": pad, "dilate": h2h_dilate}

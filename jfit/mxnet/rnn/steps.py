@@ -1,7 +1,8 @@
 """One time step of the recurrent cells as functions of the gates' projections, for `mx.rnn` and `mx.gluon.rnn` alike.
 
 In the equations x is the input of a step, h and c the states before the step, h' and c' the states after it, σ the logistic
-function, W and U the weights i2h_weight and h2h_weight, b and d their biases; `i2h` is W x + b and `h2h` is U h + d of all gates.
+function, W and U the weights i2h_weight and h2h_weight, b and d their biases.
+`i2h` is W x + b and `h2h` is U h + d, of all gates.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Step(NamedTuple):
     activate: Callable[..., Any]  # (inputs, activation, name=) -> outputs
     named: bool = True  # whether products and sums get names, too; otherwise their names are automatic
     mark: str = ""  # prepended to the names of all nodes but the output
-    channels: dict[str, int] = {}  # the axis of the gates, if it is not axis 1
+    axis: int | None = None  # axis of the gates; None: axis 1
 
     def name(self, what: str) -> dict[str, str]:
         """Return the keyword argument that names a node."""
@@ -40,7 +41,8 @@ class Step(NamedTuple):
 
     def split(self, gates: Any, number: int, what: str) -> Any:
         """Split the gates, which are concatenated in one array."""
-        return self.F.SliceChannel(gates, num_outputs=number, **self.channels, **self.name(what))
+        axis = {} if self.axis is None else {"axis": self.axis}
+        return self.F.SliceChannel(gates, num_outputs=number, **axis, **self.name(what))
 
 
 def rnn(step: Step, i2h: Any, h2h: Any, activation: Any) -> Any:
