@@ -193,7 +193,7 @@ def filled_bias(mx):
 
 def check_layer_cast(mx):
     layer = filled(mx, mx.gluon.rnn.GRU(3, input_size=4))
-    layer.cast("float64")
+    layer.cast("float16")
     dtypes = sorted({np.dtype(p.dtype).name for p in layer.collect_params().values()})
     return {"dtypes": dtypes, "state dtype": str(layer.state_info(1)[0]["dtype"])}
 

@@ -89,8 +89,8 @@ class RecurrentCell(Block):
             begin_state: initial states; zeros by default.
             layout: "NTC" (batch, time, features) or "TNC".
             merge_outputs: True returns the outputs as one array, False as a list, None in the form the cell computes them.
-            valid_length: (batch,), the number of steps of each sequence.  Outputs after it are 0, and the states are those after
-                the last of these steps.  None: all steps.
+            valid_length: (batch,), the number of steps of each sequence: outputs after them are 0, and the states are those
+                after the last of them.  None: all steps.
 
         Returns:
             (outputs, states after the last step).

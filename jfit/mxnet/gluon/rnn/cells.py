@@ -13,15 +13,20 @@ from jfit.mxnet.rnn import steps
 from jfit.mxnet.rnn.steps import Step
 
 
+def initializers(*of: Any) -> dict[str, Any]:
+    """Return the initializers of weights and biases by name."""
+    return dict(zip(("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias"), of, strict=True))
+
+
 class GatedCell(HybridRecurrentCell):
     """A cell whose gates are W x + b + U h + d; each weight and bias has all gates: (gates * hidden_size, ...).
 
     Args:
-        hidden_size: size of the state and of the output.
-        i2h_weight_initializer, h2h_weight_initializer: initializers of the weights; None: that of `initialize`.
-        i2h_bias_initializer, h2h_bias_initializer: initializers of the biases.
-        input_size: number of features of the input; 0: that of the first input.
+        hidden_size: size of the state, or its number of channels.
+        i2h, h2h: shapes of the weights without the first axis.
+        inits: initializers of all parameters by name.
         prefix, params: as for `RecurrentCell`.
+        more: shapes of further weights by name.
     """
 
     _gates = _states = 1
@@ -30,32 +35,25 @@ class GatedCell(HybridRecurrentCell):
     def __init__(
         self,
         hidden_size: int,
-        i2h_weight_initializer: Any = None,
-        h2h_weight_initializer: Any = None,
-        i2h_bias_initializer: Any = "zeros",
-        h2h_bias_initializer: Any = "zeros",
-        input_size: int = 0,
-        prefix: str | None = None,
-        params: Any = None,
+        i2h: tuple[int, ...],
+        h2h: tuple[int, ...],
+        inits: dict[str, Any],
+        prefix: str | None,
+        params: Any,
+        **more: tuple[int, ...],
     ) -> None:
         super().__init__(prefix, params)
-        self._hidden_size, self._input_size = hidden_size, input_size
-        inits = i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer
-        self._add_parameters((input_size,), (hidden_size,), *inits)
-
-    def _add_parameters(self, i2h: tuple[int, ...], h2h: tuple[int, ...], *inits: Any) -> None:
-        """Create weights and biases; `i2h` and `h2h` are the shapes of the weights of one row."""
-        rows = self._gates * self._hidden_size
-        shapes = {"i2h_weight": (rows, *i2h), "h2h_weight": (rows, *h2h), "i2h_bias": (rows,), "h2h_bias": (rows,)}
-        for (name, shape), init in zip(shapes.items(), inits, strict=True):
-            setattr(self, name, self.params.get(name, shape=shape, init=init, allow_deferred_init=True))
+        self._hidden_size, rows = hidden_size, self._gates * hidden_size
+        shapes = {"i2h_weight": (rows, *i2h), "h2h_weight": (rows, *h2h), **more, "i2h_bias": (rows,), "h2h_bias": (rows,)}
+        for name, shape in shapes.items():
+            setattr(self, name, self.params.get(name, shape=shape, init=inits[name], allow_deferred_init=True))
 
     def __repr__(self) -> str:
-        rows, inputs = self.i2h_weight.shape
-        return f"{type(self).__name__}({inputs or None} -> {rows}{self._more()})"
+        return f"{type(self).__name__}({self._mapping()})"
 
-    def _more(self) -> str:
-        return ""
+    def _mapping(self) -> str:
+        rows, inputs = self.i2h_weight.shape
+        return f"{inputs or None} -> {rows}"
 
     def state_info(self, batch_size: int = 0) -> list[Any]:
         """Return the shape (batch_size, hidden_size) of each state."""
@@ -64,12 +62,12 @@ class GatedCell(HybridRecurrentCell):
     def hybrid_forward(self, F: Any, inputs: Any, states: States, **weights: Any) -> tuple[Any, States]:
         """Compute one time step: (batch, features) and states -> output and new states."""
         step = self._step(F)
-        i2h = self._project(step, "i2h", inputs, weights)
-        return self._advance(step, i2h, self._project(step, "h2h", states[0], weights), states)
+        i2h, h2h = (self._project(step, name, x, weights) for name, x in (("i2h", inputs), ("h2h", states[0])))
+        return self._advance(step, i2h, h2h, states)
 
     def _project(self, step: Step, name: str, x: Any, weights: dict[str, Any]) -> Any:
-        options = {"weight": weights[f"{name}_weight"], "bias": weights[f"{name}_bias"], **step.name(name)}
-        return step.F.FullyConnected(data=x, num_hidden=self._gates * self._hidden_size, **options)
+        weight, bias = weights[f"{name}_weight"], weights[f"{name}_bias"]
+        return step.F.FullyConnected(x, weight, bias, num_hidden=self._gates * self._hidden_size, **step.name(name))
 
     def _advance(self, step: Step, i2h: Any, h2h: Any, states: States) -> tuple[Any, States]:
         """Return output and new states, given the projections of all gates."""
@@ -103,15 +101,15 @@ class RNNCell(GatedCell):
         prefix: str | None = None,
         params: Any = None,
     ) -> None:
-        inits = i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer
-        super().__init__(hidden_size, *inits, input_size, prefix, params)
+        inits = initializers(i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer)
+        super().__init__(hidden_size, (input_size,), (hidden_size,), inits, prefix, params)
         self._activation = activation
 
     def _alias(self) -> str:
         return "rnn"
 
-    def _more(self) -> str:
-        return f", {self._activation}"
+    def _mapping(self) -> str:
+        return f"{super()._mapping()}, {self._activation}"
 
     def _advance(self, step: Step, i2h: Any, h2h: Any, states: States) -> tuple[Any, States]:
         output = steps.rnn(step, i2h, h2h, self._activation)
@@ -158,8 +156,8 @@ class LSTMCell(GatedCell):
         activation: Any = "tanh",
         recurrent_activation: Any = "sigmoid",
     ) -> None:
-        inits = i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer
-        super().__init__(hidden_size, *inits, input_size, prefix, params)
+        inits = initializers(i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer)
+        super().__init__(hidden_size, (input_size,), (hidden_size,), inits, prefix, params)
         self._activation, self._recurrent_activation = activation, recurrent_activation
 
     def _alias(self) -> str:
@@ -192,6 +190,20 @@ class GRUCell(GatedCell):
     """
 
     _gates = 3
+
+    def __init__(
+        self,
+        hidden_size: int,
+        i2h_weight_initializer: Any = None,
+        h2h_weight_initializer: Any = None,
+        i2h_bias_initializer: Any = "zeros",
+        h2h_bias_initializer: Any = "zeros",
+        input_size: int = 0,
+        prefix: str | None = None,
+        params: Any = None,
+    ) -> None:
+        inits = initializers(i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer)
+        super().__init__(hidden_size, (input_size,), (hidden_size,), inits, prefix, params)
 
     def _alias(self) -> str:
         return "gru"

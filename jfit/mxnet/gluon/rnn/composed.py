@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from jfit.mxnet import symbol as sym
-from jfit.mxnet.gluon.block import rows
 from jfit.mxnet.gluon.rnn.base import (
     MODIFIED,
     HybridRecurrentCell,
@@ -48,7 +47,8 @@ class _Stack(_Composite):
     """A stack of cells: the inputs of each cell are the outputs of the previous one."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(\n{rows(self._children, indent='')}\n)"
+        lines = [f"({i}): " + repr(cell).replace("\n", "\n  ") for i, cell in self._children.items()]
+        return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
     def __len__(self) -> int:
         return len(self._children)

@@ -11,7 +11,7 @@ from jfit.graph.symbol import Symbol
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.rnn.cells import GRUCell, LSTMCell, RNNCell
+from jfit.mxnet.gluon.rnn.cells import GRUCell, LSTMCell, RNNCell, initializers
 from jfit.mxnet.gluon.rnn.composed import BidirectionalCell, DropoutCell, HybridSequentialRNNCell
 from jfit.ops.rnn import GATES, layouts
 
@@ -123,7 +123,9 @@ class _RNNLayer(HybridBlock):
         if F is nd:
             for state, info in zip(states, self.state_info(inputs.shape[self._layout.find("N")]), strict=True):
                 if state.shape != info["shape"]:
-                    raise ValueError(f"a state of {self.name} has shape {state.shape}, expected {info['shape']}; see begin_state")
+                    raise ValueError(
+                        f"a state of {self.name} has shape {state.shape}, expected {info['shape']}; see begin_state"
+                    )
         swapped = self._layout == "NTC"
         inputs = F.swapaxes(inputs, 0, 1) if swapped else inputs
         names = [f"{at}_{c}_{kind}" for kind in ("weight", "bias") for at in self._places() for c in CONNECTIONS]
@@ -185,7 +187,7 @@ class RNN(_RNNLayer):
         dtype: Any = "float32",
         **kwargs: Any,
     ) -> None:
-        inits = _inits(i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer)
+        inits = initializers(i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer)
         args = hidden_size, num_layers, layout, dropout, bidirectional, input_size, inits, dtype
         super().__init__(f"rnn_{activation}", *args, **kwargs)
 
@@ -203,7 +205,7 @@ class LSTM(_RNNLayer):
         i2h_weight_initializer, h2h_weight_initializer, h2r_weight_initializer: initializers of the weights; None: that of
             `initialize`.
         i2h_bias_initializer, h2h_bias_initializer: initializers of the biases.
-        projection_size: size of the outputs and of the state h, which is projected by the matrix h2r_weight; None: no projection.
+        projection_size: size of the outputs and of the state h, which is projected by h2r_weight; None: no projection.
         state_clip_min, state_clip_max: limits of the state c, if both are passed.
         state_clip_nan: whether NaN in the state c becomes 0 before it is clipped.
         dtype: dtype of parameters and initial states.
@@ -242,7 +244,7 @@ class LSTM(_RNNLayer):
         dtype: Any = "float32",
         **kwargs: Any,
     ) -> None:
-        inits = _inits(i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer)
+        inits = initializers(i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer)
         inits["h2r_weight"] = h2r_weight_initializer
         options = {"projection_size": projection_size or None, "lstm_state_clip_nan": state_clip_nan}
         options |= {"lstm_state_clip_min": state_clip_min, "lstm_state_clip_max": state_clip_max}
@@ -278,9 +280,5 @@ class GRU(_RNNLayer):
         dtype: Any = "float32",
         **kwargs: Any,
     ) -> None:
-        inits = _inits(i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer)
+        inits = initializers(i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer)
         super().__init__("gru", hidden_size, num_layers, layout, dropout, bidirectional, input_size, inits, dtype, **kwargs)
-
-
-def _inits(*values: Any) -> dict[str, Any]:
-    return dict(zip(("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias"), values, strict=True))

@@ -1,0 +1,1 @@
+"""gluon's contrib packages."""
