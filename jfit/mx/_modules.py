@@ -16,6 +16,7 @@ _ARRAYS = "mxnet.ndarray_classes"
 # "name=other" is called `other` there, "*" are all its public names, "" is the module of the table itself.
 TABLE: dict[str, str | dict[str, str]] = {
     "attribute": {"graph.scopes": "AttrScope"},
+    "autograd": "mxnet.autograd",
     "base": {"mxnet.errors": "DamagedFile MXNetError MissingFile ReshapeError string_types translated"},
     "callback": {
         "mxnet.callback": "BatchEndParam LogValidationMetricsCallback ProgressBar Speedometer do_checkpoint log_train_metric "
@@ -39,18 +40,22 @@ TABLE: dict[str, str | dict[str, str]] = {
     },
     "gluon.block": {"mxnet.gluon.block": "Block", "mxnet.gluon.hybrid": "HybridBlock SymbolBlock"},
     "gluon.contrib": {"": "rnn"},
-    "gluon.contrib.rnn": {"mxnet.gluon.contrib.rnn": "*", "": "conv_rnn_cell rnn_cell"},
-    "gluon.contrib.rnn.conv_rnn_cell": {"mxnet.gluon.contrib.rnn.conv": "*"},
-    "gluon.contrib.rnn.rnn_cell": {"mxnet.gluon.contrib.rnn.cells": "LSTMPCell VariationalDropoutCell dynamic_unroll"},
-    "gluon.parameter": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict"},
-    "gluon.rnn": {"mxnet.gluon.rnn": "*", "": "rnn_cell rnn_layer"},
-    "gluon.rnn.rnn_cell": {
-        "mxnet.gluon.rnn.base": "HybridRecurrentCell RecurrentCell",
-        "mxnet.gluon.rnn.cells": "GRUCell LSTMCell RNNCell",
-        "mxnet.gluon.rnn.composed": "BidirectionalCell DropoutCell HybridSequentialRNNCell ModifierCell ResidualCell "
-        "SequentialRNNCell ZoneoutCell",
+    "gluon.contrib.rnn": {
+        "mxnet.gluon.contrib.rnn": "Conv1DGRUCell Conv1DLSTMCell Conv1DRNNCell Conv2DGRUCell Conv2DLSTMCell Conv2DRNNCell "
+        "Conv3DGRUCell Conv3DLSTMCell Conv3DRNNCell LSTMPCell VariationalDropoutCell",
+        "": "conv_rnn_cell rnn_cell",
     },
-    "gluon.rnn.rnn_layer": {"mxnet.gluon.rnn.layers": "GRU LSTM RNN"},
+    "gluon.contrib.rnn.conv_rnn_cell": "mxnet.gluon.contrib.rnn",
+    "gluon.contrib.rnn.rnn_cell": "mxnet.gluon.contrib.rnn",
+    "gluon.parameter": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict"},
+    "gluon.rnn": {
+        "mxnet.gluon.rnn.cells": "BidirectionalCell DropoutCell GRUCell HybridRecurrentCell HybridSequentialRNNCell LSTMCell "
+        "ModifierCell RNNCell RecurrentCell ResidualCell SequentialRNNCell ZoneoutCell",
+        "mxnet.gluon.rnn.layers": "GRU LSTM RNN",
+        "": "rnn_cell rnn_layer",
+    },
+    "gluon.rnn.rnn_cell": "mxnet.gluon.rnn.cells",
+    "gluon.rnn.rnn_layer": "mxnet.gluon.rnn.layers",
     "gluon.trainer": {_ARRAYS: "Trainer"},
     "gluon.utils": "mxnet.gluon.utils",
     "image": "mxnet.image",

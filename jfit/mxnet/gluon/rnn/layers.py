@@ -11,43 +11,48 @@ from jfit.graph.symbol import Symbol
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.rnn.cells import GRUCell, LSTMCell, RNNCell, initializers
-from jfit.mxnet.gluon.rnn.composed import BidirectionalCell, DropoutCell, HybridSequentialRNNCell
+from jfit.mxnet.gluon.rnn.cells import BidirectionalCell, DropoutCell, GRUCell, HybridSequentialRNNCell, LSTMCell, RNNCell
 from jfit.ops.rnn import GATES, layouts
 
 CONNECTIONS = ("i2h", "h2h", "h2r")  # input -> gates, state -> gates, hidden -> projection
 
 
-class _RNNLayer(HybridBlock):
-    """Base of the layers, which differ in mode and arguments."""
+class Layer(HybridBlock):
+    """Base of the layers.  Its arguments are those that all have; `attrs` are further attributes of the operator RNN."""
+
+    _mode = ""
+    l0_i2h_weight: Any
 
     def __init__(
         self,
-        mode: str,
         hidden_size: int,
-        num_layers: int,
-        layout: str,
-        dropout: float,
-        bidirectional: bool,
-        input_size: int,
-        inits: dict[str, Any],
-        dtype: Any,
+        num_layers: int = 1,
+        layout: str = "TNC",
+        dropout: float = 0,
+        bidirectional: bool = False,
+        input_size: int = 0,
+        i2h_weight_initializer: Any = None,
+        h2h_weight_initializer: Any = None,
+        i2h_bias_initializer: Any = "zeros",
+        h2h_bias_initializer: Any = "zeros",
+        dtype: Any = "float32",
         use_sequence_length: bool = False,
-        options: dict[str, Any] | None = None,
+        attrs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         assert layout in ("TNC", "NTC"), f"layout is {layout!r}; it must be TNC or NTC."
-        self._layout, self._dtype, self._input_size, self._inits = layout, dtype, input_size, inits
-        self._skip_states = False
-        self._attrs: dict[str, Any] = {"projection_size": None, **(options or {})}  # of the operator
-        self._attrs |= {"mode": mode, "state_size": hidden_size, "num_layers": num_layers, "bidirectional": bidirectional}
-        self._attrs |= {"p": dropout, "state_outputs": True, "use_sequence_length": use_sequence_length}
+        self._layout, self._dtype, self._input_size, self._skip_states = layout, dtype, input_size, False
+        self._attrs: dict[str, Any] = {"mode": self._mode, "state_size": hidden_size, "num_layers": num_layers}
+        self._attrs |= {"bidirectional": bidirectional, "p": dropout, "projection_size": None, **(attrs or {})}
+        self._attrs |= {"state_outputs": True, "use_sequence_length": use_sequence_length}
+        self._inits = {"i2h_weight": i2h_weight_initializer, "h2h_weight": h2h_weight_initializer}
+        self._inits |= {"i2h_bias": i2h_bias_initializer, "h2h_bias": h2h_bias_initializer}
         for at, (i2h, h2h, *h2r) in zip(self._places(), layouts(SimpleNamespace(**self._attrs), input_size), strict=True):
             shapes = {"i2h_weight": i2h, "h2h_weight": h2h, "i2h_bias": i2h[:1], "h2h_bias": i2h[:1]}
             for name, shape in {**shapes, **({"h2r_weight": h2r[0]} if h2r else {})}.items():
-                param = self.params.get(f"{at}_{name}", shape=shape, init=inits[name], allow_deferred_init=True, dtype=dtype)
-                setattr(self, f"{at}_{name}", param)
+                options = {"init": self._inits.get(name), "allow_deferred_init": True, "dtype": dtype}
+                setattr(self, f"{at}_{name}", self.params.get(f"{at}_{name}", shape=shape, **options))
 
     def _places(self) -> list[str]:
         """Return the prefixes of the parameters: l0, r0, l1, ..."""
@@ -122,10 +127,8 @@ class _RNNLayer(HybridBlock):
         """Compute the outputs and last states with the operator RNN."""
         if F is nd:
             for state, info in zip(states, self.state_info(inputs.shape[self._layout.find("N")]), strict=True):
-                if state.shape != info["shape"]:
-                    raise ValueError(
-                        f"a state of {self.name} has shape {state.shape}, expected {info['shape']}; see begin_state"
-                    )
+                if state.shape != (shape := info["shape"]):
+                    raise ValueError(f"a state of {self.name} has shape {state.shape}, expected {shape}; see begin_state")
         swapped = self._layout == "NTC"
         inputs = F.swapaxes(inputs, 0, 1) if swapped else inputs
         names = [f"{at}_{c}_{kind}" for kind in ("weight", "bias") for at in self._places() for c in CONNECTIONS]
@@ -137,33 +140,34 @@ class _RNNLayer(HybridBlock):
 
     def _unfuse(self) -> HybridSequentialRNNCell:
         """Return a stack of cells that computes the same, with the same parameters."""
-        attrs = self._attrs
-        extra = [k for k in ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max") if attrs.get(k)]
-        assert not extra, f"{self.name} has {', '.join(extra)}, which the cells do not have."
-        kind = {"lstm": LSTMCell, "gru": GRUCell}.get(attrs["mode"], RNNCell)
-        options = {f"{name}_initializer": init for name, init in self._inits.items() if name != "h2r_weight"}
-        options |= {"activation": attrs["mode"].removeprefix("rnn_")} if kind is RNNCell else {}
-        stack, size = HybridSequentialRNNCell(prefix=self.prefix, params=self.params), self._input_size
-        directions = "lr" if attrs["bidirectional"] else "l"
+        attrs, size, stack = self._attrs, self._input_size, HybridSequentialRNNCell(self.prefix, self.params)
+        more = [k for k in ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max") if attrs.get(k)]
+        assert not more, f"{self.name} has {', '.join(more)}, which the cells do not have."
+        kind = {"lstm": LSTMCell, "gru": GRUCell}.get(self._mode, RNNCell)
+        options = {f"{name}_initializer": init for name, init in self._inits.items()}
+        options |= {"activation": self._mode.removeprefix("rnn_")} if kind is RNNCell else {}
         with stack.name_scope():
-            for layer in range(attrs["num_layers"]):
-                make = [kind(attrs["state_size"], prefix=f"{d}{layer}_", input_size=size, **options) for d in directions]
-                stack.add(BidirectionalCell(*make) if attrs["bidirectional"] else make[0])
-                if attrs["p"] > 0 and layer != attrs["num_layers"] - 1:
+            for places in zip(*[iter(self._places())] * (1 + attrs["bidirectional"]), strict=True):
+                cells: Any = [kind(attrs["state_size"], prefix=f"{at}_", input_size=size, **options) for at in places]
+                if attrs["p"] > 0 and len(stack):
                     stack.add(DropoutCell(attrs["p"]))
-                size = attrs["state_size"] * len(directions)
+                stack.add(BidirectionalCell(*cells) if attrs["bidirectional"] else cells[0])
+                size = attrs["state_size"] * len(places)
         return stack
 
 
-class RNN(_RNNLayer):
+class RNN(Layer):
     """Elman layers over a sequence: h(t) = act(W x(t) + b + U h(t-1) + d); the output is h.
 
     Args:
         hidden_size: size of the states and outputs of each direction.
         num_layers: number of layers; the inputs of each are the outputs of the previous one.
         activation: "relu" or "tanh".
-        layout, dropout, bidirectional, i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer,
-            h2h_bias_initializer, input_size, dtype, kwargs: as for `LSTM`.
+        layout, dropout, bidirectional, input_size, kwargs: as for `LSTM`.
+        inits: i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer.
+
+    Raises:
+        KeyError: an invalid activation.
 
     Example:
         >>> import jfit.mx as mx
@@ -179,20 +183,17 @@ class RNN(_RNNLayer):
         layout: str = "TNC",
         dropout: float = 0,
         bidirectional: bool = False,
-        i2h_weight_initializer: Any = None,
-        h2h_weight_initializer: Any = None,
-        i2h_bias_initializer: Any = "zeros",
-        h2h_bias_initializer: Any = "zeros",
+        *inits: Any,
         input_size: int = 0,
-        dtype: Any = "float32",
         **kwargs: Any,
     ) -> None:
-        inits = initializers(i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer)
-        args = hidden_size, num_layers, layout, dropout, bidirectional, input_size, inits, dtype
-        super().__init__(f"rnn_{activation}", *args, **kwargs)
+        if activation not in ("relu", "tanh"):
+            raise KeyError(f"activation is {activation!r}; it must be relu or tanh")
+        self._mode = f"rnn_{activation}"
+        super().__init__(hidden_size, num_layers, layout, dropout, bidirectional, input_size, *inits, **kwargs)
 
 
-class LSTM(_RNNLayer):
+class LSTM(Layer):
     """Long short-term memory layers over a sequence (the equations of `LSTMCell`); the states are [h, c].
 
     Args:
@@ -204,12 +205,13 @@ class LSTM(_RNNLayer):
         input_size: number of features of the input; 0: that of the first input.
         i2h_weight_initializer, h2h_weight_initializer, h2r_weight_initializer: initializers of the weights; None: that of
             `initialize`.
-        i2h_bias_initializer, h2h_bias_initializer: initializers of the biases.
+        i2h_bias_initializer, h2h_bias_initializer: initializers of the biases, "zeros" by default.
         projection_size: size of the outputs and of the state h, which is projected by h2r_weight; None: no projection.
         state_clip_min, state_clip_max: limits of the state c, if both are passed.
         state_clip_nan: whether NaN in the state c becomes 0 before it is clipped.
-        dtype: dtype of parameters and initial states.
-        kwargs: prefix and params as for `Block`; use_sequence_length=True: calls have the argument sequence_length.
+        dtype: dtype of parameters and initial states, float32 by default.
+        use_sequence_length: whether calls have the argument sequence_length.
+        prefix, params: as for `Block`.
 
     Raises:
         AssertionError: an invalid layout.
@@ -224,40 +226,31 @@ class LSTM(_RNNLayer):
         ((5, 2, 3), (5, 2, 3), (2, 2, 3), LSTM(4 -> 3, TNC, num_layers=2))
     """
 
+    _mode = "lstm"
+
     def __init__(
         self,
-        hidden_size: int,
-        num_layers: int = 1,
-        layout: str = "TNC",
-        dropout: float = 0,
-        bidirectional: bool = False,
-        input_size: int = 0,
-        i2h_weight_initializer: Any = None,
-        h2h_weight_initializer: Any = None,
-        i2h_bias_initializer: Any = "zeros",
-        h2h_bias_initializer: Any = "zeros",
+        *args: Any,
         projection_size: int | None = None,
         h2r_weight_initializer: Any = None,
         state_clip_min: float | None = None,
         state_clip_max: float | None = None,
         state_clip_nan: bool = False,
-        dtype: Any = "float32",
         **kwargs: Any,
     ) -> None:
-        inits = initializers(i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer)
-        inits["h2r_weight"] = h2r_weight_initializer
-        options = {"projection_size": projection_size or None, "lstm_state_clip_nan": state_clip_nan}
-        options |= {"lstm_state_clip_min": state_clip_min, "lstm_state_clip_max": state_clip_max}
-        args = hidden_size, num_layers, layout, dropout, bidirectional, input_size, inits, dtype
-        super().__init__("lstm", *args, options=options, **kwargs)
+        clip = {"lstm_state_clip_min": state_clip_min, "lstm_state_clip_max": state_clip_max}
+        attrs = {"projection_size": projection_size or None, "lstm_state_clip_nan": state_clip_nan, **clip}
+        super().__init__(*args, attrs=attrs, **kwargs)
+        for at in self._places() if projection_size else ():
+            self.params.get(f"{at}_h2r_weight").init = h2r_weight_initializer
 
 
-class GRU(_RNNLayer):
+class GRU(Layer):
     """Layers of gated recurrent units over a sequence (the equations of `GRUCell`).
 
     Args:
-        hidden_size, num_layers, layout, dropout, bidirectional, input_size, i2h_weight_initializer, h2h_weight_initializer,
-            i2h_bias_initializer, h2h_bias_initializer, dtype, kwargs: as for `LSTM`.
+        hidden_size, num_layers, layout, dropout, bidirectional, input_size, i2h_weight_initializer, ..., dtype,
+            use_sequence_length, prefix, params: as for `LSTM`.
 
     Example:
         >>> import jfit.mx as mx
@@ -265,20 +258,4 @@ class GRU(_RNNLayer):
         GRU(None -> 5, NTC, bidirectional)
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_layers: int = 1,
-        layout: str = "TNC",
-        dropout: float = 0,
-        bidirectional: bool = False,
-        input_size: int = 0,
-        i2h_weight_initializer: Any = None,
-        h2h_weight_initializer: Any = None,
-        i2h_bias_initializer: Any = "zeros",
-        h2h_bias_initializer: Any = "zeros",
-        dtype: Any = "float32",
-        **kwargs: Any,
-    ) -> None:
-        inits = initializers(i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer)
-        super().__init__("gru", hidden_size, num_layers, layout, dropout, bidirectional, input_size, inits, dtype, **kwargs)
+    _mode = "gru"
