@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jfit import counters
-from jfit.formats.mxnet_arrays import load_arrays, save_arrays
+from jfit.formats.mxnet_arrays import load_arrays
 from jfit.graph.scopes import NameManager, Prefix
 from jfit.mxnet.errors import translated
-from jfit.mxnet.gluon.parameter_dict import brief, load_value
+from jfit.mxnet.gluon.parameter_dict import brief, load_value, save_values
 from jfit.mxnet.gluon.utils import HookHandle
 from jfit.mxnet.ndarray_classes import Parameter, ParameterDict
 
@@ -185,7 +184,7 @@ class Block:
         if deduplicate:
             last = {param: name for name, param in params.items()}
             params = {name: param for param, name in last.items()}
-        save_arrays(filename, counters.read({n: p._reduce() for n, p in params.items()}))  # sync: the file needs the numbers
+        save_values(filename, params)
 
     def load_parameters(
         self,
@@ -262,13 +261,8 @@ class Block:
         """
         return HookHandle().attach(self._forward_hooks, hook)
 
-    def register_op_hook(self, callback: Callable[[str, str, Any], None], monitor_all: bool = False) -> None:
-        """Call `callback(name, operator, array)` for the output of every operator of hybridized blocks.
-
-        Args:
-            callback: function of the name of the array, the name of the operator and an NDArray.
-            monitor_all: also call it for the inputs of the operators.
-        """
+    def register_op_hook(self, callback: Callable[[bytes, bytes, Any], None], monitor_all: bool = False) -> None:
+        """Call `callback(name, operator, array)` for the output of every operator of hybridized blocks in this one."""
         for child in self._children.values():
             child.register_op_hook(callback, monitor_all)
 

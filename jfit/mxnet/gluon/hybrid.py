@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jfit.graph.symbol import Symbol as Graph
+from jfit.lowering.frameworks.adapted import call_of
 from jfit.mxnet import ndarray, symbol
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.files import save_checkpoint
 from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.graph_calls import call_graph
+from jfit.mxnet.gluon.model import adapt, input_names
+from jfit.mxnet.gluon.nesting import flatten, leaves_of, regroup
 from jfit.mxnet.gluon.parameter import DeferredInitializationError
+from jfit.mxnet.monitor.capture import named_entries
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray_classes import ParameterDict
 
@@ -50,7 +54,7 @@ class HybridBlock(Block):
         super().__init__(prefix, params)
         self._active, self._flags = False, []
         self._in_format = self._out_format = None
-        self._op_hook: tuple[Any, bool] | None = None
+        self._op_hook: Any = None  # (function, whether it also gets the inputs of operators)
         self._clear_cached_op()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -113,7 +117,12 @@ class HybridBlock(Block):
         super().cast(dtype)
 
     def register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
-        """Call `callback(name, operator, array)` for the output of every operator when the hybridized block is called."""
+        """Call `callback(name, operator, array)` for the output of every operator when the hybridized block is called.
+
+        Args:
+            callback: function of the name of the array, the name of the operator (both bytes, as in MXNet) and an NDArray.
+            monitor_all: also call it for the inputs of the operators.
+        """
         self._op_hook = callback, monitor_all
         for child in self._children.values():
             child.register_op_hook(callback, monitor_all)
@@ -129,7 +138,7 @@ class HybridBlock(Block):
             ValueError: the arguments are both NDArrays and Symbols, or neither; hybridized: on several contexts, or in another
                 structure than those of the first call.
         """
-        leaves = list(_leaves((x, *args)))
+        leaves = list(leaves_of((x, *args)))
         arrays = [v for v in leaves if isinstance(v, NDArray)]
         symbols = [v for v in leaves if isinstance(v, Graph)]
         if bool(arrays) == bool(symbols):
@@ -171,7 +180,7 @@ class HybridBlock(Block):
             count = sum(v is not None for v in flat)
             if not count:
                 raise ValueError(f"{self.name} was called with {args}; at least one argument must be an array")
-            names = iter([f"data{i}" for i in range(count)] if count > 1 else ["data"])
+            names = iter(input_names(count))
             inputs = [None if v is None else symbol.var(next(names)) for v in flat]
             out, self._out_format = flatten(self._as_symbols(*regroup(inputs, self._in_format)), "outputs")
             self._cached_graph = [v for v in inputs if v is not None], symbol.Group(out)
@@ -185,7 +194,18 @@ class HybridBlock(Block):
         inputs, out = self._cached_graph
         arrays = dict(zip([v.name for v in inputs], [v for v in flat if v is not None], strict=True))
         arrays.update({name: param.data() for name, param in self._cached_params.items()})
-        return regroup(call_graph(out, arrays, self._op_hook), self._out_format)
+        return regroup((self._watched if self._op_hook else call_graph)(out, arrays), self._out_format)
+
+    def _watched(self, out: Any, arrays: dict[str, Any]) -> list[Any]:
+        """Call the graph with the arrays of all operators as further outputs, and the hook for each of them."""
+        callback, monitor_all = self._op_hook
+        inside = list(named_entries(out, monitor_all))
+        computed = [entry for _, _, entry in inside if entry.node.op is not None]
+        values = call_graph(symbol.Symbol((*out.heads, *computed)), arrays)
+        rest = iter(values[len(out) :])
+        for node, name, entry in inside:
+            callback(name.encode(), node.op.name.encode(), arrays[entry.node.name] if entry.node.op is None else next(rest))
+        return values[: len(out)]
 
     def _build_cache(self, *args: Any) -> None:
         """Make the graph, look up its parameters and infer their shapes."""
@@ -219,6 +239,18 @@ class HybridBlock(Block):
     def _clear_cached_op(self) -> None:
         self._cached_graph: Any = ()
         self._cached_params: dict[str, Any] = {}
+
+    # -------------------------------------------------------------------------------- as a model of JAX
+    _adapted = adapt  # what `jfit.fit` trains, see `jfit.lowering.frameworks`
+
+    def _lowered(self) -> tuple[Any, list[str]]:
+        """Return (graph, names of its inputs) for `jfit.lower`."""
+        names = input_names(len(self._call_arguments().inputs))
+        return symbol.Group(flatten(self(*map(symbol.var, names)), "outputs")[0]), names
+
+    def _call_arguments(self, inputs: Sequence[str] | None = None) -> Any:
+        """Return the arguments of a call, without the parameters."""
+        return call_of(self.hybrid_forward, inputs, reserved=self._reg_params, skip=1)
 
     # -------------------------------------------------------------------------------- shapes, files
     def infer_shape(self, *args: Any) -> None:
@@ -380,53 +412,8 @@ class SymbolBlock(HybridBlock):
                 for name in family if {*family} <= {*names} else ():
                     self.params[name].cast("float32")
 
+    def _call_arguments(self, inputs: Sequence[str] | None = None) -> Any:
+        return super()._call_arguments([v.name for v in self._cached_graph[0]] if inputs is None else inputs)
+
     def _clear_cached_op(self) -> None:
         self._cached_graph, self._cached_params = getattr(self, "_cached_graph", ()), {}
-
-
-def _leaves(args: Any) -> Iterator[Any]:
-    if isinstance(args, (list, tuple)):
-        for each in args:
-            yield from _leaves(each)
-    else:
-        yield args
-
-
-def flatten(args: Any, what: str) -> tuple[list[Any], Any]:
-    """Flatten nested lists and tuples of arrays or symbols.
-
-    Returns:
-        (leaves, structure): the structure is 0 for an array, n for a symbol with n > 1 outputs, -1 for None, else a list.
-
-    Example:
-        >>> a, b = symbol.var("a"), symbol.var("b")
-        >>> flatten((a, [b, None]), "inputs")[1]
-        [0, [0, -1]]
-    """
-    if args is None:
-        return [None], -1
-    if isinstance(args, Graph):
-        return [args], len(args) if len(args) > 1 else 0
-    if isinstance(args, NDArray):
-        return [args], 0
-    if not isinstance(args, (list, tuple)):
-        raise ValueError(f"{what} of a hybridized block are NDArrays or Symbols in (nested) lists; found {type(args).__name__}")
-    parts = [flatten(each, what) for each in args]
-    return [leaf for flat, _ in parts for leaf in flat], [form for _, form in parts]
-
-
-def regroup(leaves: Sequence[Any], form: Any) -> Any:
-    """Nest leaves as `flatten` found them.
-
-    Example:
-        >>> regroup([1, 2, None, 3], [0, [0, -1], 0])
-        [1, [2, None], 3]
-    """
-    rest = iter(leaves)
-
-    def build(form: Any) -> Any:
-        if isinstance(form, list):
-            return [build(each) for each in form]
-        return [next(rest) for _ in range(form)] if form > 0 else next(rest)
-
-    return build(form)

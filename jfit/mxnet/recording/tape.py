@@ -82,7 +82,7 @@ class Tape:
         entry, value = array._entry, array.value
         if isinstance(value, np.ndarray):
             value = value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
-        request = "link" if entry is not None else None if array.grad is None else array._grad_req
+        request = "link" if entry is not None else array._grad_req
         identity = id(value) if request is None else id(array)
         slot = self._slots.get(identity)
         if slot is None or self.values[slot] is not value:
@@ -165,9 +165,9 @@ class Pull:
 
 def origin(array: Any) -> Any:
     """Return where the gradient of an array goes: (tape, slot), the array itself if it is a variable, or None."""
-    return array._entry or (array if array.grad is not None else None)
+    return array._entry or (array if array._grad_req is not None else None)
 
 
 def is_tracked(arrays: Sequence[Any]) -> bool:
     """Return whether one of the arrays is a variable or was recorded."""
-    return any([a._entry is not None or a.grad is not None for a in arrays])  # noqa: C419 (a list is faster)
+    return any([a._entry is not None or a._grad_req is not None for a in arrays])  # noqa: C419 (a list is faster)
