@@ -36,10 +36,12 @@ TABLE: dict[str, str | dict[str, str]] = {
         _ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict Trainer utils",
         "mxnet.gluon.block": "Block",
         "mxnet.gluon.hybrid": "HybridBlock SymbolBlock",
-        "": "block contrib parameter rnn trainer",
+        "": "block contrib loss model_zoo nn parameter rnn trainer",
     },
     "gluon.block": {"mxnet.gluon.block": "Block", "mxnet.gluon.hybrid": "HybridBlock SymbolBlock"},
-    "gluon.contrib": {"": "rnn"},
+    "gluon.contrib": {"": "cnn nn rnn"},
+    "gluon.contrib.cnn": "mxnet.gluon.contrib.cnn",
+    "gluon.contrib.nn": "mxnet.gluon.contrib.nn",
     "gluon.contrib.rnn": {
         "mxnet.gluon.contrib.rnn": "Conv1DGRUCell Conv1DLSTMCell Conv1DRNNCell Conv2DGRUCell Conv2DLSTMCell Conv2DRNNCell "
         "Conv3DGRUCell Conv3DLSTMCell Conv3DRNNCell LSTMPCell VariationalDropoutCell",
@@ -47,6 +49,14 @@ TABLE: dict[str, str | dict[str, str]] = {
     },
     "gluon.contrib.rnn.conv_rnn_cell": "mxnet.gluon.contrib.rnn",
     "gluon.contrib.rnn.rnn_cell": "mxnet.gluon.contrib.rnn",
+    "gluon.loss": "mxnet.gluon.loss",
+    "gluon.model_zoo": {"": "model_store vision"},
+    "gluon.model_zoo.model_store": "mxnet.gluon.model_zoo.model_store",
+    "gluon.model_zoo.vision": "mxnet.gluon.model_zoo.vision",
+    "gluon.nn": "mxnet.gluon.nn",
+    "gluon.nn.activations": "mxnet.gluon.nn.activations",
+    "gluon.nn.basic_layers": "mxnet.gluon.nn.basic_layers",
+    "gluon.nn.conv_layers": "mxnet.gluon.nn.conv_layers",
     "gluon.parameter": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict"},
     "gluon.rnn": {
         "mxnet.gluon.rnn.cells": "BidirectionalCell DropoutCell GRUCell HybridRecurrentCell HybridSequentialRNNCell LSTMCell "
