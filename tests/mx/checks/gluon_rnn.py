@@ -93,14 +93,6 @@ def check_layer_saved_names(mx):
     return out
 
 
-def check_layer_unfuse(mx):
-    layer = filled(mx, mx.gluon.rnn.LSTM(3, 2, bidirectional=True, dropout=0.3, input_size=4, prefix="u_"))
-    stack = layer._unfuse()
-    x = draw(mx, 3, 2, 4)
-    outputs, states = stack.unroll(3, x, layout="TNC", merge_outputs=True)
-    return {"outputs": outputs, "fused": layer(x), "repr": repr(stack), "states": [s.shape for s in states]}
-
-
 def check_lstm_forward_and_gradients(mx):
     layer = filled(mx, mx.gluon.rnn.LSTM(3, input_size=4))
     h, c = draw(mx, 1, 2, 3, seed=3), draw(mx, 1, 2, 3, seed=4)

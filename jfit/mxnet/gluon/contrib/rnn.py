@@ -87,8 +87,9 @@ class LSTMPCell(LSTMCell):
     Args:
         hidden_size: size of h and c.
         projection_size: size of r.
-        i2h_weight_initializer, h2h_weight_initializer, h2r_weight_initializer: initializers of the weights W, U and P.
-        args, kwargs: i2h_bias_initializer, ..., params, as for `mx.gluon.rnn.GRUCell`.
+        args: the initializers of i2h_weight, h2h_weight, h2r_weight, i2h_bias and h2h_bias, then
+            input_size, prefix, params, as for `mx.gluon.rnn.GRUCell`; h2r_weight is P.
+        kwargs: i2h_weight_initializer, ..., params by name.
 
     Example:
         >>> LSTMPCell(5, 3).state_info(2)[0]["shape"]
@@ -100,18 +101,11 @@ class LSTMPCell(LSTMCell):
     h2r_weight: Any
 
     def __init__(
-        self,
-        hidden_size: int,
-        projection_size: int,
-        i2h_weight_initializer: Any = None,
-        h2h_weight_initializer: Any = None,
-        h2r_weight_initializer: Any = None,
-        *args: Any,
-        **kwargs: Any,
+        self, hidden_size: int, projection_size: int, *args: Any, h2r_weight_initializer: Any = None, **kwargs: Any
     ) -> None:
         self._projection_size = projection_size
-        super().__init__(hidden_size, i2h_weight_initializer, h2h_weight_initializer, *args, **kwargs)
-        self.h2r_weight.init = h2r_weight_initializer
+        super().__init__(hidden_size, *args[:2], *args[3:], **kwargs)
+        self.h2r_weight.init = args[2] if len(args) > 2 else h2r_weight_initializer
 
     def _weights(self, input_size: int) -> dict[str, tuple[int, ...]]:
         h2r = self._projection_size, self._hidden_size
@@ -245,7 +239,7 @@ class ConvCell(GatedCell):
         sizes = [size for axis, size in enumerate(input_shape, 1) if axis != self._axis]
         parts = zip(sizes, kernel, pad, dilate, strict=True)
         self._state_sizes = tuple(x and x + 2 * p - d * (k - 1) for x, k, p, d in parts)
-        GatedCell.__init__(self, hidden_channels, *inits, **kwargs)
+        GatedCell.__init__(self, hidden_channels, *inits, input_size=0, **kwargs)
         self._activation = activation
 
     def _sizes(self, size: Any) -> tuple[int, ...]:

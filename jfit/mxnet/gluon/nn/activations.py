@@ -7,7 +7,6 @@ from typing import Any
 from jfit.mxnet.gluon.hybrid import HybridBlock
 from jfit.mxnet.initializer import Constant
 
-
 _QUARTER = Constant(0.25)
 
 

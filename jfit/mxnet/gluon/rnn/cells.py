@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from jfit.mxnet import ndarray as nd
@@ -18,9 +17,9 @@ from jfit.mxnet.gluon.hybrid import HybridBlock
 from jfit.mxnet.gluon.rnn.sequences import Sequences, namespace
 from jfit.mxnet.rnn import steps
 from jfit.mxnet.rnn.steps import Step
-from jfit.ops.rnn import GATES
 
 States = list[Any]
+NAMES: tuple[str, ...] = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")
 
 
 class RecurrentCell(Block):
@@ -153,6 +152,13 @@ class HybridRecurrentCell(RecurrentCell, HybridBlock):
 
 
 # ------------------------------------------------------------------------------------------------ cells with weights
+def add_parameters(block: Any, shapes: dict[str, tuple[int, ...]], inits: dict[str, Any], at: str = "", **options: Any) -> None:
+    """Create the parameters of a block, whose names begin with `at`."""
+    for name, shape in shapes.items():
+        options |= {"shape": shape, "init": inits.get(name), "allow_deferred_init": True}
+        setattr(block, at + name, block.params.get(at + name, **options))
+
+
 class GatedCell(HybridRecurrentCell):
     """A cell whose gates are W x + b + U h + d; each weight and bias has all gates: (gates * hidden_size, ...).
 
@@ -181,12 +187,9 @@ class GatedCell(HybridRecurrentCell):
     ) -> None:
         super().__init__(prefix, params)
         self._hidden_size, self._rows = hidden_size, self._gates * hidden_size
-        inits = {"i2h_weight": i2h_weight_initializer, "h2h_weight": h2h_weight_initializer}
-        inits |= {"i2h_bias": i2h_bias_initializer, "h2h_bias": h2h_bias_initializer}
-        biases = dict.fromkeys(("i2h_bias", "h2h_bias"), (self._rows,))
-        for name, shape in {**self._weights(input_size), **biases}.items():
-            init = inits.get(name)
-            setattr(self, name, self.params.get(name, shape=shape, init=init, allow_deferred_init=True))
+        inits = i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer
+        shapes = {**self._weights(input_size), "i2h_bias": (self._rows,), "h2h_bias": (self._rows,)}
+        add_parameters(self, shapes, dict(zip(NAMES, inits, strict=True)))
 
     def _weights(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the weights."""
@@ -513,17 +516,10 @@ class ModifierCell(HybridRecurrentCell):
     def begin_state(self, func: Callable[..., Any] = sym.zeros, **kwargs: Any) -> States:
         """Return the initial states of the wrapped cell, with the arguments of its `begin_state`."""
         self._check_not_modified()
-        with self._unlocked():
-            return self.base_cell.begin_state(func=func, **kwargs)
-
-    @contextmanager
-    def _unlocked(self) -> Iterator[None]:
-        """Context manager in which the wrapped cell may be called."""
         self.base_cell._modified = False
-        try:
-            yield
-        finally:
-            self.base_cell._modified = True
+        states = self.base_cell.begin_state(func=func, **kwargs)
+        self.base_cell._modified = True
+        return states
 
     def _check_steps(self, cell: Any) -> None:
         """Raise AssertionError if a cell, or a cell of a stack, is bidirectional and so cannot do a single time step."""
@@ -602,8 +598,7 @@ class ResidualCell(ModifierCell):
         return F.elemwise_add(output, inputs, name=f"t{self._counter}_fwd"), states
 
     def _unroll(self, sequences: Sequences, inputs: Any, states: States) -> tuple[Any, States]:
-        with self._unlocked():
-            outputs, states = sequences.unroll(self.base_cell, inputs, states, sequences.merge)
+        outputs, states = sequences.unroll(self.base_cell, inputs, states, sequences.merge)
         merge, add = not isinstance(outputs, list), sequences.F.elemwise_add
         inputs = sequences.masked(inputs, merge)
         return (add(outputs, inputs) if merge else list(map(add, outputs, inputs))), states

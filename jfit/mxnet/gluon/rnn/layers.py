@@ -11,9 +11,10 @@ from jfit.graph.symbol import Symbol
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.rnn.cells import BidirectionalCell, DropoutCell, GRUCell, HybridSequentialRNNCell, LSTMCell, RNNCell
+from jfit.mxnet.gluon.rnn.cells import NAMES, add_parameters
 from jfit.ops.rnn import GATES, layouts
 
+_CLIP = ("state_clip_min", "state_clip_max", "state_clip_nan")
 CONNECTIONS = ("i2h", "h2h", "h2r")  # input -> gates, state -> gates, hidden -> projection
 
 
@@ -35,6 +36,7 @@ class Layer(HybridBlock):
         h2h_weight_initializer: Any = None,
         i2h_bias_initializer: Any = "zeros",
         h2h_bias_initializer: Any = "zeros",
+        *,
         dtype: Any = "float32",
         use_sequence_length: bool = False,
         attrs: dict[str, Any] | None = None,
@@ -46,13 +48,12 @@ class Layer(HybridBlock):
         self._attrs: dict[str, Any] = {"mode": self._mode, "state_size": hidden_size, "num_layers": num_layers}
         self._attrs |= {"bidirectional": bidirectional, "p": dropout, "projection_size": None, **(attrs or {})}
         self._attrs |= {"state_outputs": True, "use_sequence_length": use_sequence_length}
-        self._inits = {"i2h_weight": i2h_weight_initializer, "h2h_weight": h2h_weight_initializer}
-        self._inits |= {"i2h_bias": i2h_bias_initializer, "h2h_bias": h2h_bias_initializer}
+        inits = i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer
+        named = dict(zip(NAMES, inits, strict=True))
         for at, (i2h, h2h, *h2r) in zip(self._places(), layouts(SimpleNamespace(**self._attrs), input_size), strict=True):
             shapes = {"i2h_weight": i2h, "h2h_weight": h2h, "i2h_bias": i2h[:1], "h2h_bias": i2h[:1]}
-            for name, shape in {**shapes, **({"h2r_weight": h2r[0]} if h2r else {})}.items():
-                options = {"init": self._inits.get(name), "allow_deferred_init": True, "dtype": dtype}
-                setattr(self, f"{at}_{name}", self.params.get(f"{at}_{name}", shape=shape, **options))
+            shapes |= {"h2r_weight": h2r[0]} if h2r else {}
+            add_parameters(self, shapes, named, f"{at}_", dtype=dtype)
 
     def _places(self) -> list[str]:
         """Return the prefixes of the parameters: l0, r0, l1, ..."""
@@ -138,23 +139,6 @@ class Layer(HybridBlock):
         outputs = F.swapaxes(outputs, 0, 1) if swapped else outputs
         return outputs if self._skip_states else (outputs, last)
 
-    def _unfuse(self) -> HybridSequentialRNNCell:
-        """Return a stack of cells that computes the same, with the same parameters."""
-        attrs, size, stack = self._attrs, self._input_size, HybridSequentialRNNCell(self.prefix, self.params)
-        more = [k for k in ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max") if attrs.get(k)]
-        assert not more, f"{self.name} has {', '.join(more)}, which the cells do not have."
-        kind = {"lstm": LSTMCell, "gru": GRUCell}.get(self._mode, RNNCell)
-        options = {f"{name}_initializer": init for name, init in self._inits.items()}
-        options |= {"activation": self._mode.removeprefix("rnn_")} if kind is RNNCell else {}
-        with stack.name_scope():
-            for places in zip(*[iter(self._places())] * (1 + attrs["bidirectional"]), strict=True):
-                cells: Any = [kind(attrs["state_size"], prefix=f"{at}_", input_size=size, **options) for at in places]
-                if attrs["p"] > 0 and len(stack):
-                    stack.add(DropoutCell(attrs["p"]))
-                stack.add(BidirectionalCell(*cells) if attrs["bidirectional"] else cells[0])
-                size = attrs["state_size"] * len(places)
-        return stack
-
 
 class RNN(Layer):
     """Elman layers over a sequence: h(t) = act(W x(t) + b + U h(t-1) + d); the output is h.
@@ -163,8 +147,8 @@ class RNN(Layer):
         hidden_size: size of the states and outputs of each direction.
         num_layers: number of layers; the inputs of each are the outputs of the previous one.
         activation: "relu" or "tanh".
-        layout, dropout, bidirectional, input_size, kwargs: as for `LSTM`.
-        inits: i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer.
+        args: layout, dropout, bidirectional, as for `LSTM`, and its four initializers.
+        kwargs: input_size, dtype, use_sequence_length, prefix, params, as for `LSTM`.
 
     Raises:
         KeyError: an invalid activation.
@@ -175,22 +159,13 @@ class RNN(Layer):
         RNN(None -> 5, TNC, num_layers=2)
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_layers: int = 1,
-        activation: str = "relu",
-        layout: str = "TNC",
-        dropout: float = 0,
-        bidirectional: bool = False,
-        *inits: Any,
-        input_size: int = 0,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, hidden_size: int, num_layers: int = 1, activation: str = "relu", *args: Any, **kwargs: Any) -> None:
         if activation not in ("relu", "tanh"):
             raise KeyError(f"activation is {activation!r}; it must be relu or tanh")
         self._mode = f"rnn_{activation}"
-        super().__init__(hidden_size, num_layers, layout, dropout, bidirectional, input_size, *inits, **kwargs)
+        # MXNet's order: the initializers come before input_size
+        inits = dict(zip([f"{name}_initializer" for name in NAMES], args[3:], strict=False))
+        super().__init__(hidden_size, num_layers, *args[:3], **inits, **kwargs)
 
 
 class LSTM(Layer):
@@ -229,18 +204,10 @@ class LSTM(Layer):
     _mode = "lstm"
 
     def __init__(
-        self,
-        *args: Any,
-        projection_size: int | None = None,
-        h2r_weight_initializer: Any = None,
-        state_clip_min: float | None = None,
-        state_clip_max: float | None = None,
-        state_clip_nan: bool = False,
-        **kwargs: Any,
+        self, *args: Any, projection_size: int | None = None, h2r_weight_initializer: Any = None, **kwargs: Any
     ) -> None:
-        clip = {"lstm_state_clip_min": state_clip_min, "lstm_state_clip_max": state_clip_max}
-        attrs = {"projection_size": projection_size or None, "lstm_state_clip_nan": state_clip_nan, **clip}
-        super().__init__(*args, attrs=attrs, **kwargs)
+        clip = {f"lstm_{name}": kwargs.pop(name) for name in _CLIP if name in kwargs}
+        super().__init__(*args, attrs={"projection_size": projection_size or None, **clip}, **kwargs)
         for at in self._places() if projection_size else ():
             self.params.get(f"{at}_h2r_weight").init = h2r_weight_initializer
 
