@@ -12,6 +12,10 @@ from typing import Any
 from jfit.mxnet.namespaces import absent
 
 _ARRAYS = "mxnet.ndarray_classes"
+_CELLS = (
+    "BidirectionalCell DropoutCell GRUCell HybridRecurrentCell HybridSequentialRNNCell LSTMCell ModifierCell RNNCell "
+    "RecurrentCell ResidualCell SequentialRNNCell ZoneoutCell"
+)
 # Module below `jfit.mx` -> the module below `jfit` that has its names; or, if several modules define them, a dict of these:
 # "name=other" is called `other` there, "*" are all its public names, "" is the module of the table itself.
 TABLE: dict[str, str | dict[str, str]] = {
@@ -58,14 +62,9 @@ TABLE: dict[str, str | dict[str, str]] = {
     "gluon.nn.basic_layers": "mxnet.gluon.nn.basic_layers",
     "gluon.nn.conv_layers": "mxnet.gluon.nn.conv_layers",
     "gluon.parameter": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict"},
-    "gluon.rnn": {
-        "mxnet.gluon.rnn.cells": "BidirectionalCell DropoutCell GRUCell HybridRecurrentCell HybridSequentialRNNCell LSTMCell "
-        "ModifierCell RNNCell RecurrentCell ResidualCell SequentialRNNCell ZoneoutCell",
-        "mxnet.gluon.rnn.layers": "GRU LSTM RNN",
-        "": "rnn_cell rnn_layer",
-    },
-    "gluon.rnn.rnn_cell": "mxnet.gluon.rnn.cells",
-    "gluon.rnn.rnn_layer": "mxnet.gluon.rnn.layers",
+    "gluon.rnn": {"mxnet.gluon.rnn.cells": _CELLS, "mxnet.gluon.rnn.layers": "GRU LSTM RNN", "": "rnn_cell rnn_layer"},
+    "gluon.rnn.rnn_cell": {"mxnet.gluon.rnn.cells": _CELLS},
+    "gluon.rnn.rnn_layer": {"mxnet.gluon.rnn.layers": "GRU LSTM RNN"},
     "gluon.trainer": {_ARRAYS: "Trainer"},
     "gluon.utils": "mxnet.gluon.utils",
     "image": "mxnet.image",

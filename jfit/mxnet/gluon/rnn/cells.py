@@ -49,7 +49,8 @@ class RecurrentCell(Block):
         """Restart the numbering of time steps and initial states, before the cell is used for another sequence."""
         self._init_counter = self._counter = -1
         for cell in self._children.values():
-            cell.reset()
+            if isinstance(cell, RecurrentCell):
+                cell.reset()
 
     def state_info(self, batch_size: int = 0) -> list[Any]:
         """Return the shape and `__layout__` of each state, a list of dicts."""
