@@ -7,12 +7,14 @@ import re
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from jfit.formats.mxnet_arrays import load_arrays
 from jfit.graph.scopes import NameManager, Prefix
 from jfit.mxnet.errors import translated
+from jfit.mxnet.gluon.nesting import leaves_of
 from jfit.mxnet.gluon.parameter_dict import brief, load_value, save_values
 from jfit.mxnet.gluon.utils import HookHandle
 from jfit.mxnet.ndarray_classes import Parameter, ParameterDict
@@ -29,20 +31,19 @@ class _BlockScope:
 
     @staticmethod
     def create(prefix: str | None, params: ParameterDict | None, hint: str) -> tuple[str, ParameterDict]:
-        """Return prefix and parameters of a new block; without a prefix it is `<hint><number>_`."""
-        scope = getattr(_local, "scope", None)
-        if prefix is None and scope is None:
-            prefix = NameManager.current().get(None, hint) + "_"
-        elif prefix is None:
-            prefix = f"{hint}{scope._counts[hint]}_"
-            scope._counts[hint] += 1
+        """Return prefix and parameters of a new block; the default prefix is `<hint><number>_`."""
+        scope: Any = getattr(_local, "scope", None)
+        if prefix is None:
+            prefix = f"{NameManager.current().get(None, hint) if scope is None else scope._next(hint)}_"
         full = prefix if scope is None else scope._block.prefix + prefix
         if params is not None:
             return full, ParameterDict(params.prefix, params)
-        if scope is None:
-            return full, ParameterDict(full)
-        outer = scope._block.params
-        return full, ParameterDict(outer.prefix + prefix, outer._shared)
+        outer = scope and scope._block.params
+        return full, ParameterDict(full) if outer is None else ParameterDict(outer.prefix + prefix, outer._shared)
+
+    def _next(self, hint: str) -> str:
+        self._counts[hint] += 1
+        return f"{hint}{self._counts[hint] - 1}"
 
     def __enter__(self) -> _BlockScope:
         if not self._block._empty_prefix:
@@ -120,20 +121,9 @@ class Block:
     def _alias(self) -> str:
         return type(self).__name__.lower()
 
-    @property
-    def prefix(self) -> str:
-        """Prefix of the names of parameters and children."""
-        return self._prefix
-
-    @property
-    def name(self) -> str:
-        """The prefix without the "_" at its end."""
-        return self._name
-
-    @property
-    def params(self) -> Any:
-        """The block's own parameters, a ParameterDict, without those of its children."""
-        return self._params
+    prefix = property(attrgetter("_prefix"), doc="Prefix of the names of parameters and children.")
+    name = property(attrgetter("_name"), doc='The prefix without the "_" at its end.')
+    params = property(attrgetter("_params"), doc="The block's own parameters, a ParameterDict, without those of its children.")
 
     def name_scope(self) -> _BlockScope:
         """Return the context manager in which children and parameters get names that begin with the prefix of this block."""
@@ -159,21 +149,21 @@ class Block:
         """Warn of lists, tuples and dicts with blocks that are not children."""
         children = {id(child) for child in self._children.values()}
         for name, value in vars(self).items():
-            inside = _nested(value) if isinstance(value, (list, tuple, dict)) and name != "_children" else ()
+            inside = leaves_of(value) if isinstance(value, (list, tuple, dict)) and name != "_children" else ()
             if any(isinstance(v, Block) and id(v) not in children for v in inside):
                 message = f"{type(self).__name__}.{name} contains blocks that are not registered as children"
                 warnings.warn(f"{message}; use register_child(), Sequential or HybridSequential.", stacklevel=3)
 
     def _collect_params_with_prefix(self, prefix: str = "") -> dict[str, Any]:
         """Return the parameters by structural name, such as `0.weight`: names of attributes from the block to the parameter."""
-        start = f"{prefix}." if prefix else ""
+        start = prefix and f"{prefix}."
         found = {start + name: param for name, param in self._reg_params.items()}
         for name, child in self._children.items():
             found.update(child._collect_params_with_prefix(start + name))
         return found
 
     # -------------------------------------------------------------------------------- files
-    def save_parameters(self, filename: str | os.PathLike[str], deduplicate: bool = False) -> None:
+    def save_parameters(self, filename: Any, deduplicate: bool = False) -> None:
         """Write the values (mean over contexts) to a .params file by structural name, such as `0.weight`.
 
         Args:
@@ -188,7 +178,7 @@ class Block:
 
     def load_parameters(
         self,
-        filename: str | os.PathLike[str],
+        filename: Any,
         ctx: Any = None,
         allow_missing: bool = False,
         ignore_extra: bool = False,
@@ -228,14 +218,12 @@ class Block:
                 problem = f"{where} has {name!r}, which is not a parameter of {self.name}; it has {brief(params)}"
                 raise ValueError(f"{problem}. Pass ignore_extra=True to ignore it.")
 
-    def save_params(self, filename: str | os.PathLike[str]) -> None:
+    def save_params(self, filename: Any) -> None:
         """Write the values by name without the prefix of the block; deprecated: use `save_parameters`."""
         warnings.warn("save_params is deprecated; use save_parameters, or export for a SymbolBlock.", stacklevel=2)
         self.collect_params().save(filename, strip_prefix=self.prefix)
 
-    def load_params(
-        self, filename: str | os.PathLike[str], ctx: Any = None, allow_missing: bool = False, ignore_extra: bool = False
-    ) -> None:
+    def load_params(self, filename: Any, ctx: Any = None, allow_missing: bool = False, ignore_extra: bool = False) -> None:
         """Load values as `load_parameters` does; deprecated: use that."""
         warnings.warn("load_params is deprecated; use load_parameters.", stacklevel=2)
         self.load_parameters(filename, ctx, allow_missing, ignore_extra)
@@ -341,29 +329,23 @@ class Block:
             for handle in handles:
                 handle.detach()
         line = "{:>20}  {:>42} {:>15}".format
-        body = [line("Layer (type)", "Output Shape", "Param #"), "=" * 80, *(line(*row) for row in table), "=" * 80]
-        counts = [
-            "Parameters in forward computation graph, duplicate included",
-            f"   Total params: {total}",
-            f"   Trainable params: {trainable}",
-            f"   Non-trainable params: {total - trainable}",
-            f"Shared params in forward computation graph: {shared}",
-            f"Unique parameters in model: {total - shared}",
-        ]
-        print("\n".join(["-" * 80, *body, *counts, "-" * 80]))
+        thick, rows = "=" * 80, [line(*row) for row in table]
+        text = f"""{line("Layer (type)", "Output Shape", "Param #")}
+{thick}
+{chr(10).join(rows)}
+{thick}
+Parameters in forward computation graph, duplicate included
+   Total params: {total}
+   Trainable params: {trainable}
+   Non-trainable params: {total - trainable}
+Shared params in forward computation graph: {shared}
+Unique parameters in model: {total - shared}"""
+        print("-" * 80, text, "-" * 80, sep="\n")
 
 
 def rows(blocks: dict[str, Any]) -> str:
     """Return the lines `(name): block` of a repr."""
     return "\n".join(f"  ({name}): " + repr(block).replace("\n", "\n  ") for name, block in blocks.items())
-
-
-def _nested(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _nested(each)
-    else:
-        yield value
 
 
 def _shape_text(arrays: Any) -> str:

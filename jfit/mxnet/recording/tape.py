@@ -38,6 +38,7 @@ class Tape:
         step: the last step.
         serial: number of the tape; a tape depends on tapes with lower numbers only.
         values: the array of each slot, None for a result that is not computed.
+        places: an array on the device of each slot.
         owners: slot of a leaf -> its NDArray.
         sources: slot of a leaf that was computed from variables elsewhere -> (tape, slot) or `Pull`.
     """
@@ -47,6 +48,7 @@ class Tape:
             _root[0], Step.count = Step(None, ()), 0
         self.step, self.serial = _root[0], next(_serials)
         self.values: list[Any] = []
+        self.places: list[Any] = []
         self.owners: dict[int, Any] = {}
         self.sources: dict[int, Any] = {}
         self._results: dict[int, weakref.ref[Any]] = {}
@@ -64,11 +66,12 @@ class Tape:
         key = call, mode.training, inputs
         step = self.step.next.get(key) or self.step.operation(key)
         self.step = step
-        values, results, made = self.values, self._results, []
+        values, results, made, place = self.values, self._results, [], self.places[inputs[0]]
         for slot in range(step.first, len(step.specs)):
             array = kind.__new__(kind)
             array._entry = self, slot
             values.append(None)
+            self.places.append(place)
             results[slot] = weakref.ref(array)
             made.append(array)
         return made
@@ -96,6 +99,7 @@ class Tape:
         key = value.shape, value.dtype, request
         self.step = self.step.next.get(key) or self.step.leaf(key)
         self.values.append(value)
+        self.places.append(value)
         self.owners[self.step.first] = array
         return self.step.first
 

@@ -1,7 +1,6 @@
 """Checks of gluon's Block, HybridBlock and SymbolBlock: names, children, files, hooks, graphs, values."""
 
 import contextlib
-import io
 import json
 import os
 import tempfile
@@ -127,33 +126,6 @@ def check_names(mx):
     return found
 
 
-def check_names_of_layers(mx):
-    nn = mx.gluon.nn
-    with mx.name.NameManager():
-        a, b = nn.HybridSequential(), nn.Sequential(prefix="outer_")
-        with a.name_scope():
-            a.add(nn.Dense(4, activation="relu"), nn.BatchNorm(), nn.Dense(3))
-            inner = nn.HybridSequential()
-            with inner.name_scope():
-                inner.add(nn.Dense(2), nn.Dropout(0.5))
-            a.add(inner)
-        with b.name_scope():
-            b.add(nn.Dense(2))
-        b.add(nn.Dense(2))
-        c = nn.HybridSequential()
-        c.add(nn.Dense(1), nn.Dense(1))
-    return {
-        "a": list(a.collect_params()),
-        "b": list(b.collect_params()),
-        "c": list(c.collect_params()),
-        "names": [child.name for child in a],
-        "prefixes": [a.prefix, b.prefix, c.prefix, inner.prefix],
-        "structure": list(a._collect_params_with_prefix()),
-        "structure b": list(b._collect_params_with_prefix()),
-        "children": list(a._children),
-    }
-
-
 def check_names_of_operators(mx):
     net = ready(mx, prefix="net_")
     out = net(mx.sym.Variable("data"))
@@ -218,16 +190,6 @@ def check_attributes(mx):
     del block.two
     found["deleted attribute stays a child"] = list(block._children)
     return found
-
-
-def check_repr(mx):
-    nn = mx.gluon.nn
-    net = nn.HybridSequential(prefix="m_")
-    inner = nn.HybridSequential(prefix="i_")
-    inner.add(nn.Dense(2), nn.Dropout(0.5))
-    net.add(nn.Dense(4, in_units=3, activation="relu"), inner, nn.BatchNorm(in_channels=4))
-    _, own, norm = classes(mx)
-    return {"own": repr(own()), "empty": repr(norm()), "layers": repr(net), "block": repr(mx.gluon.Block())}
 
 
 def check_containers(mx):
@@ -580,38 +542,6 @@ def check_cast(mx):
     found["children"] = [np.dtype(p.dtype).name for p in whole.collect_params().values()]
     found["values of children"] = whole.one.weight.data().astype("float32")
     return found
-
-
-# ------------------------------------------------------------------------------------------------ summary
-def check_summary(mx):
-    nn = mx.gluon.nn
-    net = ready(mx)
-    layers = nn.HybridSequential()
-    layers.add(nn.Dense(4, activation="relu"), nn.BatchNorm(), nn.Dropout(0.5), nn.Dense(2))
-    layers.initialize()
-    shared = nn.HybridSequential()
-    shared.add(nn.Dense(3, in_units=3))
-    shared.add(nn.Dense(3, in_units=3, params=shared[0].params))
-    shared.initialize()
-    text = {}
-    for name, block in (("own", net), ("layers", layers), ("shared", shared)):
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            block.summary(mx.nd.array(X))
-        text[name] = out.getvalue()
-        text[f"{name} hooks"] = [len(block._forward_hooks), *[len(c._forward_hooks) for c in block._children.values()]]
-
-    class Two(mx.gluon.HybridBlock):
-        def hybrid_forward(self, F, x, rest):
-            return [x + rest[0], [rest[1]]]
-
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        Two().summary(mx.nd.array(X), [mx.nd.array(X), mx.nd.ones((2, 1))])
-    text["nested"] = out.getvalue()
-    net.hybridize()
-    text["hybridized"] = raised(net.summary, mx.nd.array(X))
-    fresh = classes(mx)[1]()
-    text["not initialized"] = raised(fresh.summary, mx.nd.array(X))
-    return text
 
 
 # ------------------------------------------------------------------------------------------------ files
