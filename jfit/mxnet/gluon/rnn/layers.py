@@ -114,6 +114,8 @@ class Layer(HybridBlock):
         Raises:
             ValueError: a state has another shape than that of `state_info`.
         """
+        if self._skip_states != (states is None):  # which are outputs of the graph of a hybridized layer, or not
+            self._clear_cached_op()
         self._skip_states = states is None
         if states is None and isinstance(inputs, Symbol):
             states = self.begin_state(0, func=sym.zeros)
