@@ -11,18 +11,7 @@ from jfit.mxnet.context import num_gpus
 from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.hybrid import HybridBlock
 from jfit.mxnet.gluon.nn.basic_layers import BatchNorm, HybridSequential, Sequential
-from jfit.mxnet.gluon.nn.conv_layers import per_axis
-
-__all__ = [
-    "Concurrent",
-    "HybridConcurrent",
-    "Identity",
-    "PixelShuffle1D",
-    "PixelShuffle2D",
-    "PixelShuffle3D",
-    "SparseEmbedding",
-    "SyncBatchNorm",
-]
+from jfit.mxnet.gluon.nn.weighted import per_axis
 
 
 class Concurrent(Sequential):

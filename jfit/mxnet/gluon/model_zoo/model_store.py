@@ -7,8 +7,6 @@ from pathlib import Path
 
 from jfit.mxnet.errors import MissingFile
 
-__all__ = ["get_model_file"]
-
 
 def get_model_file(name: str, root: str | os.PathLike[str] | None = None) -> str:
     """Return the path of the file with the trained weights of a net; nothing is downloaded.
@@ -23,6 +21,13 @@ def get_model_file(name: str, root: str | os.PathLike[str] | None = None) -> str
 
     Raises:
         MissingFile: there is no such file.
+
+    Example:
+        >>> import pathlib
+        >>> pathlib.Path("alexnet.params").write_bytes(b"")
+        0
+        >>> get_model_file("alexnet", root=".")
+        'alexnet.params'
     """
     folder = Path(root or Path(os.environ.get("MXNET_HOME", "~/.mxnet")) / "models").expanduser()
     files = [*sorted(folder.glob(f"{name}-????????.params")), *folder.glob(f"{name}.params")]
