@@ -13,6 +13,10 @@ from jfit.mxnet.namespaces import absent
 
 _ARRAYS = "mxnet.ndarray_classes"
 _FAMILIES = (".densenet", ".inception", ".mobilenet", ".resnet", ".squeezenet", ".vgg")  # of nets
+_CELLS = (
+    "BidirectionalCell DropoutCell GRUCell HybridRecurrentCell HybridSequentialRNNCell LSTMCell ModifierCell RNNCell "
+    "RecurrentCell ResidualCell SequentialRNNCell ZoneoutCell"
+)
 # Module below `jfit.mx` -> the module below `jfit` that has its names; or, if several modules define them, a dict of these:
 # "name=other" is called `other` there, "*" are all its public names, "" is the module of the table itself.
 TABLE: dict[str, str | dict[str, str]] = {
@@ -37,12 +41,19 @@ TABLE: dict[str, str | dict[str, str]] = {
         _ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict Trainer utils",
         "mxnet.gluon.block": "Block",
         "mxnet.gluon.hybrid": "HybridBlock SymbolBlock",
-        "": "block contrib loss model_zoo nn parameter trainer",
+        "": "block contrib loss model_zoo nn parameter rnn trainer",
     },
     "gluon.block": {"mxnet.gluon.block": "Block", "mxnet.gluon.hybrid": "HybridBlock SymbolBlock"},
-    "gluon.contrib": {"": "cnn nn"},
+    "gluon.contrib": {"": "cnn nn rnn"},
     "gluon.contrib.cnn": "mxnet.gluon.contrib.cnn",
     "gluon.contrib.nn": "mxnet.gluon.contrib.nn",
+    "gluon.contrib.rnn": {
+        "mxnet.gluon.contrib.rnn": "Conv1DGRUCell Conv1DLSTMCell Conv1DRNNCell Conv2DGRUCell Conv2DLSTMCell Conv2DRNNCell "
+        "Conv3DGRUCell Conv3DLSTMCell Conv3DRNNCell LSTMPCell VariationalDropoutCell",
+        "": "conv_rnn_cell rnn_cell",
+    },
+    "gluon.contrib.rnn.conv_rnn_cell": "mxnet.gluon.contrib.rnn",
+    "gluon.contrib.rnn.rnn_cell": "mxnet.gluon.contrib.rnn",
     "gluon.loss": "mxnet.gluon.loss",
     "gluon.model_zoo": {"": "model_store vision"},
     "gluon.model_zoo.model_store": "mxnet.gluon.model_zoo.model_store",
@@ -52,6 +63,9 @@ TABLE: dict[str, str | dict[str, str]] = {
     "gluon.nn.basic_layers": "mxnet.gluon.nn.basic_layers",
     "gluon.nn.conv_layers": "mxnet.gluon.nn.conv_layers",
     "gluon.parameter": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict"},
+    "gluon.rnn": {"mxnet.gluon.rnn.cells": _CELLS, "mxnet.gluon.rnn.layers": "GRU LSTM RNN", "": "rnn_cell rnn_layer"},
+    "gluon.rnn.rnn_cell": {"mxnet.gluon.rnn.cells": _CELLS},
+    "gluon.rnn.rnn_layer": {"mxnet.gluon.rnn.layers": "GRU LSTM RNN"},
     "gluon.trainer": {_ARRAYS: "Trainer"},
     "gluon.utils": "mxnet.gluon.utils",
     "image": "mxnet.image",
