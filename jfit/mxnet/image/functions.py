@@ -20,7 +20,7 @@ from jfit.data.images.crops import Box, scale_down
 from jfit.formats.atomic import read_file
 from jfit.mxnet.errors import translated
 from jfit.mxnet.mutable import MutableArray
-from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.ndarray.array import NDArray, function
 from jfit.mxnet.ndarray.create import as_ndarrays
 
 _MAX_TRIES = 10
@@ -285,6 +285,61 @@ def as_float32(value: Any) -> np.ndarray | None:
     if value is None:
         return None
     return np.asarray(value.asnumpy() if isinstance(value, MutableArray) else value, np.float32)
+
+
+def imrotate(src: NDArray, rotation_degrees: Any, zoom_in: bool = False, zoom_out: bool = False) -> Any:
+    """Rotate images about their centers; the result has their shape, and 0 where it is outside of them.
+
+    Args:
+        src: float32 image (channels, height, width), or a batch of images with one more axis.
+        rotation_degrees: angle in degrees; for a batch also one per image.
+        zoom_in: enlarge so that the result has no empty corners.
+        zoom_out: shrink so that the result has the whole image.
+
+    Returns:
+        NDArray of the shape of `src`.
+
+    Raises:
+        TypeError: the images are not float32, or there are several angles for one image.
+        ValueError: another number of axes or of angles, or both zooms.
+
+    Example:
+        >>> imrotate(as_ndarrays(np.arange(9, dtype="float32").reshape(1, 3, 3)), 180).asnumpy().round().tolist()
+        [[[8.0, 7.0, 6.0], [5.0, 4.0, 3.0], [2.0, 1.0, 0.0]]]
+    """
+    angles = np.asarray(as_float32(rotation_degrees))
+    if zoom_in and zoom_out:
+        raise ValueError("imrotate: zoom_in and zoom_out exclude each other; pass one of them.")
+    if src.dtype is not np.float32 or (src.ndim == 3 and angles.ndim):
+        found = f"dtype {np.dtype(src.dtype)} and angles of shape {angles.shape}"
+        raise TypeError(f"imrotate: found {found}, expected float32, as after ToTensor, and one angle for one image.")
+    if src.ndim not in (3, 4) or (angles.ndim and len(angles) != len(src)):
+        found = f"images of shape {src.shape} and angles of shape {angles.shape}"
+        raise ValueError(f"imrotate: found {found}, expected (rows, channels, height, width) and one angle per row.")
+    batch = src if src.ndim == 4 else src.expand_dims(axis=0)
+    height, width = batch.shape[2:]
+    turn = np.broadcast_to(np.pi * angles / 180, (len(batch),)).reshape(-1, 1, 1)
+    y, x = np.arange(height)[:, None] - (height - 1) / 2, np.arange(width) - (width - 1) / 2
+    across = (x * np.cos(turn) - y * np.sin(turn)) * (2 / (width - 1))  # (rows, height, width)
+    down = (x * np.sin(turn) + y * np.cos(turn)) * (2 / (height - 1))
+    grid = np.stack([across, down], 1)
+    if zoom_in or zoom_out:
+        corners = np.arctan(height / width) + np.stack([abs(turn), -abs(turn)])  # directions of two corners
+        extent = np.hypot(height, width) * abs(np.stack([np.cos(corners) / width, np.sin(corners) / height]))
+        size = extent.max((0, 1))  # of the rotated image, relative to the image
+        grid *= (size if zoom_out else 1 / size)[:, None]
+    out = function("BilinearSampler")(batch, as_ndarrays(grid.astype(np.float32)))
+    return out if src.ndim == 4 else out[0]
+
+
+def random_rotate(src: NDArray, angle_limits: tuple[float, float], zoom_in: bool = False, zoom_out: bool = False) -> Any:
+    """Rotate as `imrotate` by an angle uniform in `angle_limits`, for each image of a batch, drawn from `numpy.random`.
+
+    Example:
+        >>> random_rotate(as_ndarrays(np.ones((1, 3, 3), "float32")), (-10, 10)).shape
+        (1, 3, 3)
+    """
+    return imrotate(src, np.random.uniform(*angle_limits, None if src.ndim == 3 else len(src)), zoom_in, zoom_out)
 
 
 def copyMakeBorder(
