@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.mxnet.context import Context
+from jfit.mxnet.errors import MissingFile, MXNetError
 from jfit.mxnet.kvstore.transfer import device_put_all
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array
+from jfit.mxnet.util import is_np_shape
 
 
 def split_data(data: Any, num_slice: int, batch_axis: int = 0, even_split: bool = True) -> list[NDArray]:
@@ -139,6 +144,76 @@ class HookHandle:
 
     def __exit__(self, *exc: object) -> None:
         self.detach()
+
+
+def check_sha1(filename: str, sha1_hash: str) -> bool:
+    """Return whether the SHA-1 hash of a file has these hexadecimal digits."""
+    with open(filename, "rb") as file:
+        return hashlib.file_digest(file, "sha1").hexdigest() == sha1_hash
+
+
+def download(
+    url: str,
+    path: str | None = None,
+    overwrite: bool = False,
+    sha1_hash: str | None = None,
+    retries: int = 5,
+    verify_ssl: bool = True,
+) -> str:
+    """Return the path of a file that was downloaded before; jfit itself does not download.
+
+    Args:
+        url: address of the file; its last part is the name of the file.
+        path: the file, or its folder; by default the current folder.
+        overwrite: must be False.
+        sha1_hash: SHA-1 hash that the file must have.
+        retries, verify_ssl: accepted and ignored.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        MXNetError: there is no such file (then also a FileNotFoundError), or it has another hash.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("data.txt").write_text("data")
+        >>> download("https://example.com/data.txt")
+        'data.txt'
+    """
+    name = url.split("/")[-1]
+    file = os.path.join(path, name) if path and os.path.isdir(path) else path or name
+    file = os.path.expanduser(file)
+    remedy = f"jfit does not download: get it from {url}"
+    if overwrite or not os.path.exists(file):
+        raise MissingFile(f"{file} does not exist, or overwrite=True asks for a new copy. {remedy}, and store it as {file}.")
+    if sha1_hash and not check_sha1(file, sha1_hash):
+        raise MXNetError(f"{file} does not have the SHA-1 hash {sha1_hash}; {remedy}.")
+    return file
+
+
+def replace_file(src: str, dst: str) -> None:
+    """Rename a file; an existing file `dst` is replaced, and if that fails `src` is deleted and OSError raised."""
+    try:
+        os.replace(src, dst)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.remove(src)
+        raise
+
+
+def shape_is_known(shape: Sequence[int] | None) -> bool:
+    """Return whether a shape has no unknown size: 0, or -1 if NumPy shapes are on (`mx.util.np_shape`), where 0 is a size.
+
+    Example:
+        >>> shape_is_known((2, 3)), shape_is_known((2, 0)), shape_is_known(None)
+        (True, False, False)
+    """
+    if shape is None:
+        return False
+    unknown = -1 if is_np_shape() else 0
+    assert all(size >= unknown for size in shape), f"a shape has sizes of at least {unknown}, found {tuple(shape)}."
+    return (bool(shape) or is_np_shape()) and unknown not in shape
 
 
 @jax.jit
