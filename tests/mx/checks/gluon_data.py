@@ -247,10 +247,14 @@ def check_loader_of(mx):
         "filter": len(data.DataLoader(data.SimpleDataset([1, 2, 3, 4]).filter(lambda v: v > 1), 2)),
         "error of a sample": raised(lambda: list(data.DataLoader(data.SimpleDataset([1, 0]).transform(lambda v: 1 // v), 2))),
         "threads": [shown(b) for b in data.DataLoader(x, 2, num_workers=2, thread_pool=True)],
-        "threads twice": [shown(b) for loader in [data.DataLoader(x, 1, num_workers=2, thread_pool=True)] for b in (*loader, *loader)],
+        "threads twice": [
+            shown(b) for loader in [data.DataLoader(x, 1, num_workers=2, thread_pool=True)] for b in (*loader, *loader)
+        ],
         "threads, prefetch": [shown(b) for b in data.DataLoader(x, 2, num_workers=1, thread_pool=True, prefetch=0)],
         "threads, error": raised(
-            lambda: list(data.DataLoader(data.SimpleDataset([1, 0]).transform(lambda v: 1 // v), 1, num_workers=2, thread_pool=True))
+            lambda: list(
+                data.DataLoader(data.SimpleDataset([1, 0]).transform(lambda v: 1 // v), 1, num_workers=2, thread_pool=True)
+            )
         ),
         "pin memory": first(data.DataLoader(x, 2, pin_memory=True, pin_device_id=0)),
         "auto_reload": [len(list(loader)) for loader in [data.DataLoader(x, 2, auto_reload=True)] for _ in range(2)],
@@ -460,5 +464,8 @@ def check_utils(mx):
     }
     utils.replace_file(path, path + "2")
     out["replaced"] = [os.path.exists(path), os.path.exists(path + "2")]
-    out["replace a missing file"] = raised(lambda: utils.replace_file(path, path + "3"))
+    try:
+        utils.replace_file(path, path + "3")
+    except OSError:
+        out["replace a missing file"] = "OSError"
     return out

@@ -128,9 +128,7 @@ class DataLoader:
             sampler = sampler or (RandomSampler if shuffle else SequentialSampler)(len(dataset))
             batch_sampler = BatchSampler(sampler, batch_size, last_batch or "keep")
         elif batch_size is not None or shuffle or sampler is not None or last_batch is not None:
-            raise ValueError(
-                "batch_sampler= makes the batches: do not pass batch_size, shuffle, sampler or last_batch with it."
-            )
+            raise ValueError("batch_sampler= makes the batches; do not pass batch_size, shuffle, sampler or last_batch too.")
         self._dataset, self._batch_sampler = dataset, batch_sampler
         self._batchify_fn = default_batchify_fn if batchify_fn is None else batchify_fn
         self._num_workers, self._threads, self._timeout = max(0, num_workers), thread_pool, timeout

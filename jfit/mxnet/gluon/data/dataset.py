@@ -70,7 +70,7 @@ class Dataset:
         return transformed if lazy else SimpleDataset(list(transformed))
 
     def transform_first(self, fn: Callable[[Any], Any], lazy: bool = True) -> Dataset:
-        """Return the data set in which `fn` is applied to the first element of each sample, such as the image but not its label.
+        """Return the data set with `fn` applied to the first element of each sample: to the image, but not to its label.
 
         Args:
             fn: the function.

@@ -170,7 +170,14 @@ class _ConvTranspose(_Conv):
     _op_name = "Deconvolution"
 
     def __init__(
-        self, channels: int, kernel_size: Any, strides: Any = 1, padding: Any = 0, output_padding: Any = 0, *args: Any, **kwargs: Any
+        self,
+        channels: int,
+        kernel_size: Any,
+        strides: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         super().__init__(channels, kernel_size, strides, padding, *args, adj=output_padding, **kwargs)
         self.outpad = self._kwargs["adj"]
@@ -223,7 +230,13 @@ class _Pooling(HybridBlock):
     _type = "max"
 
     def __init__(
-        self, pool_size: Any = 2, strides: Any = None, padding: Any = 0, layout: Any = None, ceil_mode: Any = False, **kwargs: Any
+        self,
+        pool_size: Any = 2,
+        strides: Any = None,
+        padding: Any = 0,
+        layout: Any = None,
+        ceil_mode: Any = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if isinstance(layout, bool):  # MaxPool3D, AvgPool2D and AvgPool3D of MXNet have ceil_mode before layout
@@ -249,7 +262,9 @@ class _Pooling(HybridBlock):
         return F.Pooling(x, name="fwd", **self._kwargs)
 
     def __repr__(self) -> str:
-        shown = "size={kernel}, stride={stride}, padding={pad}, ceil_mode={ceil}, global_pool={global_pool}, pool_type={pool_type}"
+        shown = (
+            "size={kernel}, stride={stride}, padding={pad}, ceil_mode={ceil}, global_pool={global_pool}, pool_type={pool_type}"
+        )
         ceil = self._kwargs["pooling_convention"] == "full"
         return f"{type(self).__name__}({shown}, layout={{layout}})".format(ceil=ceil, **self._kwargs)
 

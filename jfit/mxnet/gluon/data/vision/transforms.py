@@ -1,4 +1,4 @@
-"""Transforms of images, as blocks: before `ToTensor` images are (height, width, channels), after it (channels, height, width)."""
+"""Transforms of images, as blocks; images are (height, width, channels) before `ToTensor`, (channels, height, width) after."""
 
 from __future__ import annotations
 
