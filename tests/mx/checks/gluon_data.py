@@ -258,7 +258,9 @@ def check_loader_of(mx):
         ),
         "pin memory": first(data.DataLoader(x, 2, pin_memory=True, pin_device_id=0)),
         "auto_reload": [len(list(loader)) for loader in [data.DataLoader(x, 2, auto_reload=True)] for _ in range(2)],
-        "two iterators": [shown(b) for loader in [data.DataLoader([1, 2], 1)] for pair in zip(loader, loader) for b in pair],
+        "two iterators": [
+            shown(b) for loader in [data.DataLoader([1, 2], 1)] for pair in zip(loader, loader, strict=True) for b in pair
+        ],
     }
 
 
