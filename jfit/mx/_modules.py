@@ -39,9 +39,17 @@ TABLE: dict[str, str | dict[str, str]] = {
         "": "block contrib data parameter trainer",
     },
     "gluon.block": {"mxnet.gluon.block": "Block", "mxnet.gluon.hybrid": "HybridBlock SymbolBlock"},
-    "gluon.contrib": {"": "data"},
+    "gluon.contrib": {"": "data estimator"},
     "gluon.contrib.data": {"mxnet.gluon.data.sampler": "IntervalSampler", "": "sampler"},
     "gluon.contrib.data.sampler": {"mxnet.gluon.data.sampler": "IntervalSampler"},
+    "gluon.contrib.estimator": {
+        "mxnet.gluon.contrib.estimator.batch_processor": "*",
+        "mxnet.gluon.contrib.estimator.estimator": "*",
+        "mxnet.gluon.contrib.estimator.event_handler": "*",
+        "": "batch_processor event_handler",
+    },
+    "gluon.contrib.estimator.batch_processor": "mxnet.gluon.contrib.estimator.batch_processor",
+    "gluon.contrib.estimator.event_handler": "mxnet.gluon.contrib.estimator.event_handler",
     "gluon.data": {
         "mxnet.gluon.data.dataset": "*",
         "mxnet.gluon.data.sampler": "BatchSampler FilterSampler RandomSampler Sampler SequentialSampler",

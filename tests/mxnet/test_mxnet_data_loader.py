@@ -1,4 +1,4 @@
-"""Loaders with worker processes and threads; the batches themselves are compared with MXNet's in tests/mx/checks/gluon_data.py."""
+"""Loaders with worker processes and threads; tests/mx/checks/gluon_data.py compares batches with those of MXNet."""
 
 import multiprocessing
 import os

@@ -193,7 +193,7 @@ def on_device(value: Any) -> Any:
 
 def _numpy_function(name: str, values: Sequence[Any]) -> Callable[..., Any] | None:
     """Return the function with which NumPy computes an operator in the Python code of a custom operator; None: JAX does."""
-    if not host.computes or not all(isinstance(v, np.ndarray) for v in values) or len({v.dtype for v in values}) > 1:
+    if not host.computes or not all(isinstance(v, np.ndarray) for v in values) or len({v.dtype for v in values}) != 1:
         return None
     fn = _NUMPY.get(name) if jnp.issubdtype(values[0].dtype, jnp.floating) else None
     return fn and np.errstate(all="ignore")(fn)
