@@ -26,7 +26,7 @@ def run(mx, name, block, *shapes, integers=False, gradient=True):
     block(*inputs)
     fill(mx, block)
     params = block.collect_params()
-    if params:
+    if list(params):
         result[f"{name} repr later"] = repr(block)
         result[f"{name} parameters"] = [[p.name, list(p.shape), p.grad_req, np.dtype(p.dtype).name] for p in params.values()]
     result[f"{name} output"] = block(*inputs)
@@ -101,7 +101,7 @@ def check_sequential(mx):
         result |= run(mx, name, net, (3, 5), gradient=False)
         result |= {
             f"{name} length": len(net),
-            f"{name} names": [p for p in net.collect_params()],
+            f"{name} names": list(net.collect_params()),
             f"{name} item": net[0].name,
             f"{name} last": repr(net[-1]),
             f"{name} slice": repr(net[1:]),

@@ -8,6 +8,9 @@ from jfit.mxnet.gluon.hybrid import HybridBlock
 from jfit.mxnet.initializer import Constant
 
 
+_QUARTER = Constant(0.25)
+
+
 class Activation(HybridBlock):
     """y = f(x) for an activation function by name.
 
@@ -76,7 +79,7 @@ class PReLU(HybridBlock):
     Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
     """
 
-    def __init__(self, alpha_initializer: Any = Constant(0.25), in_channels: int = 1, **kwargs: Any) -> None:
+    def __init__(self, alpha_initializer: Any = _QUARTER, in_channels: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.alpha = self.params.get("alpha", shape=(in_channels,), init=alpha_initializer)
 

@@ -229,7 +229,6 @@ class _Norm(HybridBlock):
         size: length of gamma and beta; 0: it is inferred.
         center, scale: whether beta, gamma are trained.
         beta_initializer, gamma_initializer: initializers of beta and gamma.
-        options: further arguments of both parameters by name.
         prefix, params: as for `Block`.
     """
 
@@ -283,9 +282,11 @@ class _BatchNorm(_Norm):
         super().__init__(settings, in_channels, center, scale, beta_initializer, gamma_initializer, **kwargs)
         if in_channels:
             self.in_channels = in_channels
-        self.gamma._differentiable, self.beta._differentiable = scale, center
-        self.running_mean = self._parameter("running_mean", running_mean_initializer, False, differentiable=False)
-        self.running_var = self._parameter("running_var", running_variance_initializer, False, differentiable=False)
+        self.running_mean = self._parameter("running_mean", running_mean_initializer, False)
+        self.running_var = self._parameter("running_var", running_variance_initializer, False)
+
+    def _parameter(self, name: str, init: Any, trained: bool, **options: Any) -> Any:
+        return super()._parameter(name, init, trained, differentiable=trained, **options)
 
     def cast(self, dtype: Any) -> None:
         """Cast the parameters; for float16 they stay float32."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from typing import Any
 
@@ -35,6 +36,14 @@ def weight_shape(outer: int, inner: int, kernel: Any, layout: str) -> tuple[int,
     return (outer, *kernel, inner) if layout[-1] == "C" else (outer, inner, *kernel)
 
 
+def add_parameters(block: Any, start: str, shape: Any, init: Any, channels: int | None, bias_init: Any) -> None:
+    """Add the parameters `<start>weight` of this shape and `<start>bias` (channels,) to a block; None: no bias."""
+    new = functools.partial(block.params.get, allow_deferred_init=True)
+    setattr(block, f"{start}weight", new(f"{start}weight", shape=shape, init=init))
+    bias = None if channels is None else new(f"{start}bias", shape=(channels,), init=bias_init)
+    setattr(block, f"{start}bias", bias)
+
+
 def describe(name: str, weight: Any, settings: dict[str, Any], bias: Any, act: Any) -> str:
     """Return the repr of a convolution, with what is not at its default."""
     ones = (1,) * len(settings["kernel"])
@@ -66,6 +75,8 @@ class _Conv(HybridBlock):
         AssertionError: the layer does not have the layout, or kernel_size has another length than the spatial axes.
     """
 
+    weight: Any
+    bias: Any
     _layouts: tuple[str, ...]
     _op_name = "Convolution"
 
@@ -105,10 +116,7 @@ class _Conv(HybridBlock):
         ends = (channels, in_channels) if self._op_name == "Convolution" else (in_channels, channels)
         shape = weight_shape(ends[0], ends[1] // groups, self._kwargs["kernel"], layout)
         with self.name_scope():
-            self.weight = self.params.get("weight", shape=shape, init=weight_initializer, allow_deferred_init=True)
-            self.bias = None
-            if use_bias:
-                self.bias = self.params.get("bias", shape=(channels,), init=bias_initializer, allow_deferred_init=True)
+            add_parameters(self, "", shape, weight_initializer, channels if use_bias else None, bias_initializer)
             self.act = activation_named(activation)
 
     def _alias(self) -> str:
