@@ -204,7 +204,8 @@ class Estimator:
 
     def _call(self, handlers: Sequence[Any], event: str, **kwargs: Any) -> bool:
         """Call the handlers of an event, and return whether one of them stops the epoch or the training."""
-        return any([getattr(handler, event)(self, **kwargs) for handler in handlers if isinstance(handler, _KINDS[event])])
+        called = [getattr(h, event)(self, **kwargs) for h in handlers if isinstance(h, _KINDS[event])]
+        return any(called)
 
 
 def _completed(handlers: Any, defaults: Sequence[Any], metrics: Sequence[Any]) -> list[Any]:

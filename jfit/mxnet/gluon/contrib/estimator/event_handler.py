@@ -1,7 +1,7 @@
 """Handlers of the events of an `Estimator`: stopping, metrics, evaluation, logs, checkpoints and updates.
 
-A handler derives from the classes of the events that it handles.  At the end of a batch or an epoch, a handler that returns True
-stops the epoch or the training.  Handlers with a smaller `priority` (0 by default) are called first.
+A handler derives from the classes of the events that it handles.  It stops the epoch or the training if it returns True at the
+end of a batch or an epoch.  Handlers with a smaller `priority` (0 by default) are called first.
 """
 
 from __future__ import annotations
