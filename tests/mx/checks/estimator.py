@@ -317,7 +317,8 @@ def check_checkpoints(mx):
     best = handlers.CheckpointHandler(folder, monitor=estimator.train_metrics[1], save_best=True, mode="min", verbose=1)
     estimator.fit(problem(mx), epochs=2, event_handlers=best)
     out["best files"] = files()
-    out["best lines"] = logged(lines)
+    out["best lines"] = [re.sub(r"from \S+ to", "to", line) for line in logged(lines)]
+    out["values before the best"] = re.findall(r"from (\S+) to", "".join(lines))
     out["best"] = float(best.best)
     out["best without a metric"] = raised(lambda: handlers.CheckpointHandler(folder, save_best=True))
     new = handlers.CheckpointHandler(tempfile.mkdtemp(), resume_from_checkpoint=True)
