@@ -74,6 +74,7 @@ def test_workers_apply_transforms_that_are_blocks():
         assert other[0].context == mx.cpu()
 
 
+@pytest.mark.slow
 def test_random_numbers_of_workers_do_not_depend_on_their_number_and_differ_between_batches():
     data, found = SimpleDataset(list(range(4))).transform(drawn), []
     for workers in (1, 2):
@@ -136,6 +137,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [None, "spawn", "forkserver"])
 def test_a_script_is_run_once_unless_it_chose_a_start_method(method, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -146,17 +148,6 @@ def test_a_script_is_run_once_unless_it_chose_a_start_method(method, tmp_path):
     assert str([[[value] * 2] * 2, [[value] * 2]]) in run.stdout
     assert run.stdout.count("script") == 1 + bool(method)
     assert not run.stderr
-
-
-def test_auto_reload_begins_the_next_pass_early():
-    read = []
-    data = SimpleDataset([1, 2]).transform(lambda x: read.append(x) or x)
-    loader = DataLoader(data, 1, num_workers=1, thread_pool=True, auto_reload=True)
-    for _ in range(100):
-        time.sleep(0.01 if len(read) < 2 else 0)
-    assert read == [1, 2]
-    assert len(list(loader)) == 2
-    loader.clean()
 
 
 def test_batches_of_lists_of_numbers():

@@ -286,7 +286,7 @@ def check_checkpoints(mx):
         return sorted(os.listdir(folder))
 
     def logged(lines):
-        return [line.replace(folder, "FOLDER") for line in unnumbered(lines) if "heckpoint" in line or "architecture" in line]
+        return [line.replace(folder, "FOLDER") for line in unnumbered(lines) if "heckpoint" in line]
 
     estimator, lines = made(mx)
     estimator.fit(problem(mx), epochs=2, event_handlers=handlers.CheckpointHandler(folder, "m", verbose=1))

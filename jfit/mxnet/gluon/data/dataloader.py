@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import itertools
 import multiprocessing
 import multiprocessing.context
 import pickle
@@ -29,6 +28,7 @@ from jfit.mxnet import keys
 from jfit.mxnet.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from jfit.mxnet.mutable import mutable_class, on_host
 from jfit.mxnet.ndarray.array import NDArray, copy_as, function
+from jfit.mxnet.util import is_np_array, is_np_shape, set_np
 
 __all__ = ["DataLoader", "default_batchify_fn", "default_mp_batchify_fn"]
 
@@ -87,7 +87,7 @@ class DataLoader:
         prefetch: number of batches made ahead of time, by default 2 * num_workers.
         thread_pool: use threads.
         timeout: longest time to wait for a batch, in seconds.
-        auto_reload: begin to make the batches of the next pass at the end of one.
+        auto_reload: accepted and ignored: the batches of a pass are made from its beginning on.
 
     Raises:
         ValueError: arguments that exclude each other, or neither `batch_size` nor `batch_sampler`.
@@ -134,53 +134,26 @@ class DataLoader:
         self._num_workers, self._threads, self._timeout = max(0, num_workers), thread_pool, timeout
         self._prefetch = 2 * self._num_workers if prefetch is None else max(0, int(prefetch))
         self._made = 0  # number of batches that workers were asked for, in all passes
-        self._ahead: Iterator[Any] | None = None
-        self.auto_reload = auto_reload
-        if auto_reload:
-            self.refresh()
 
     def __len__(self) -> int:
         return len(self._batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._ahead is None:
-            self.refresh()
-        batches, self._ahead = self._ahead, None
-        yield from batches  # type: ignore[misc]
-        if self._ahead is None and self.auto_reload:
-            self.refresh()
-
-    def refresh(self) -> None:
-        """Begin to make the batches of the next pass."""
-        self._ahead = self._batches()
-        next(self._ahead)
-
-    def clean(self) -> None:
-        """Drop the batches that were made ahead of time."""
-        self._ahead = None
-
-    def _batches(self) -> Iterator[Any]:
-        """Yield None when the first batches are being made, then the batches."""
         forks.check_not_forked("DataLoader")
         executor, make, ahead = self._workers
-        states = pickle.dumps((random.getstate(), np.random.get_state(), keys.position()))
-        chosen = iter(self._batch_sampler)
-
-        def submit(numbers: Any) -> Future[Any]:
-            self._made += 1
-            return executor.submit(make, numbers, zlib.crc32(b"%d" % self._made, zlib.crc32(states)))
-
-        pending = collections.deque(map(submit, itertools.islice(chosen, ahead)))
+        state = zlib.crc32(pickle.dumps((random.getstate(), np.random.get_state(), keys.position())))
+        pending = collections.deque[Future[Any]]()
         try:
-            yield None
-            for numbers in itertools.chain(chosen, [None] * ahead):
-                if numbers is not None:
-                    pending.append(submit(numbers))
-                if pending:
+            for numbers in self._batch_sampler:
+                self._made += 1
+                pending.append(executor.submit(make, numbers, zlib.crc32(b"%d" % self._made, state)))
+                if len(pending) > ahead:
                     yield self._wait(pending.popleft())
+            while pending:
+                yield self._wait(pending.popleft())
         finally:
-            for future in pending:
-                future.cancel()
+            for batch in pending:  # of a pass that is not finished
+                batch.cancel()
 
     def _wait(self, batch: Future[Any]) -> Any:
         try:
@@ -195,12 +168,13 @@ class DataLoader:
     def _workers(self) -> tuple[Executor, Callable[..., Any], int]:
         """Return what makes batches, the function that it calls, and the number of batches to make ahead of time."""
         make = functools.partial(_make, self._dataset, self._batchify_fn)
+        switches = is_np_shape(), is_np_array()  # of the calling thread
         if self._num_workers and self._threads:
-            return ThreadPoolExecutor(self._num_workers, "jfit-data"), make, self._prefetch
+            return ThreadPoolExecutor(self._num_workers, "jfit-data", set_np, switches), make, self._prefetch
         context, pickled = self._copies() if self._num_workers else (None, b"")
         if context is None:
             return _Now(), make, 0
-        return ProcessPoolExecutor(self._num_workers, context, _start, (pickled,)), _make_here, self._prefetch
+        return ProcessPoolExecutor(self._num_workers, context, _start, (pickled, *switches)), _make_here, self._prefetch
 
     def _copies(self) -> tuple[Any, bytes]:
         """Return what starts worker processes, and what they get; (None, b"") if they cannot get the data set."""
@@ -275,9 +249,10 @@ class _Context(multiprocessing.context.ForkServerContext):
 _pickled = b""
 
 
-def _start(pickled: bytes) -> None:
+def _start(pickled: bytes, np_shape: bool, np_array: bool) -> None:
     global _pickled
     _pickled = pickled
+    set_np(np_shape, np_array)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     jax.config.update("jax_platforms", "cpu")  # the accelerators belong to the parent
 

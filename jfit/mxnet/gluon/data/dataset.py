@@ -67,7 +67,7 @@ class Dataset:
             lazy: call it whenever a sample is read; False: once for all samples, now.
         """
         transformed = _Transformed(self, fn)
-        return transformed if lazy else SimpleDataset(list(transformed))
+        return transformed if lazy else SimpleDataset([transformed[i] for i in range(len(transformed))])
 
     def transform_first(self, fn: Callable[[Any], Any], lazy: bool = True) -> Dataset:
         """Return the data set with `fn` applied to the first element of each sample: to the image, but not to its label.

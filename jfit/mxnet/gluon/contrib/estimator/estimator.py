@@ -103,7 +103,7 @@ class Estimator:
             raise ValueError("batch_processor needs the methods fit_batch and evaluate_batch; derive it from BatchProcessor.")
 
     def _default_metrics(self) -> list[Any]:
-        accuracy = [Accuracy()] if isinstance(self.loss, SoftmaxCrossEntropyLoss) else []
+        accuracy: list[Any] = [Accuracy()] if isinstance(self.loss, SoftmaxCrossEntropyLoss) else []
         return [*accuracy, LossMetric(self.loss.name.rstrip("1234567890"))]
 
     def _initialize(self, initializer: Any) -> None:

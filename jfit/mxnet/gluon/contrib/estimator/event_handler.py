@@ -11,6 +11,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,22 @@ def as_metrics(metrics: Any) -> list[Any]:
     return metrics
 
 
-class StoppingHandler(TrainBegin, BatchEnd, EpochEnd):
+class _Counting(TrainBegin, BatchEnd, EpochEnd):
+    """Counts the batches and epochs of a training."""
+
+    current_batch = current_epoch = 0
+
+    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        self.current_batch = self.current_epoch = 0
+
+    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+        self.current_batch += 1
+
+    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+        self.current_epoch += 1
+
+
+class StoppingHandler(_Counting):
     """Stop after the number of epochs or batches with which `Estimator.fit` was called.
 
     Args:
@@ -90,21 +106,19 @@ class StoppingHandler(TrainBegin, BatchEnd, EpochEnd):
     """
 
     def __init__(self, max_epoch: int | None = None, max_batch: int | None = None) -> None:
-        self.max_epoch, self.max_batch = max_epoch, max_batch
-        self.current_batch = self.current_epoch = 0
-        self.stop_training = False
+        self.max_epoch, self.max_batch, self.stop_training = max_epoch, max_batch, False
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        super().train_begin(estimator)
         self.max_epoch, self.max_batch = estimator.max_epoch, estimator.max_batch
-        self.current_batch = self.current_epoch = 0
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
-        self.current_batch += 1
+        super().batch_end(estimator)
         self.stop_training |= self.current_batch == self.max_batch
         return self.stop_training
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
-        self.current_epoch += 1
+        super().epoch_end(estimator)
         self.stop_training |= self.current_epoch == self.max_epoch
         return self.stop_training
 
@@ -130,7 +144,7 @@ class MetricHandler(EpochBegin, BatchEnd):
             metric.update(*arrays)
 
 
-class ValidationHandler(TrainBegin, BatchEnd, EpochEnd):
+class ValidationHandler(_Counting):
     """Evaluate after every `epoch_period` epochs and every `batch_period` batches.
 
     Args:
@@ -152,17 +166,13 @@ class ValidationHandler(TrainBegin, BatchEnd, EpochEnd):
     ) -> None:
         self.val_data, self.eval_fn, self.priority, self.event_handlers = val_data, eval_fn, priority, event_handlers
         self.epoch_period, self.batch_period = epoch_period, batch_period
-        self.current_batch = self.current_epoch = 0
-
-    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        self.current_batch = self.current_epoch = 0
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        self.current_batch += 1
+        super().batch_end(estimator)
         self._evaluate(estimator, self.current_batch, self.batch_period)
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        self.current_epoch += 1
+        super().epoch_end(estimator)
         self._evaluate(estimator, self.current_epoch, self.epoch_period)
 
     def _evaluate(self, estimator: Any, count: int, period: int | None) -> None:
@@ -186,7 +196,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         if log_interval != "epoch" and not isinstance(log_interval, int):
             raise ValueError(f"log_interval is {log_interval!r}, expected a number of batches or 'epoch'.")
         self.metrics, self.priority, self.log_interval = as_metrics(metrics), priority, log_interval
-        self._by_batch = log_interval != "epoch"
+        self._period = 0 if log_interval == "epoch" else log_interval  # batches between two lines; 0: no lines of batches
         self._reset()
 
     def _reset(self) -> None:
@@ -215,10 +225,10 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         self.batch_start = time.time()
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        if self._by_batch:
+        if self._period:
             self.processed_samples += kwargs["batch"][0].shape[0]
             self.log_interval_time += time.time() - self.batch_start
-            if self.batch_index % self.log_interval == 0:
+            if self.batch_index % self._period == 0:
                 where = f"[Epoch {self.current_epoch}][Batch {self.batch_index}][Samples {self.processed_samples}] "
                 text = f"{where}time/interval: {self.log_interval_time:.3f}s {self._values()}"
                 estimator.logger.info(text.rstrip(", "))
@@ -264,7 +274,7 @@ class _Monitoring(EventHandler):
         return value
 
 
-class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd, _Monitoring):
+class CheckpointHandler(_Counting, _Monitoring):
     """Write parameters and trainer states to `<model_dir>/<model_prefix>-epoch<k>batch<n>.params` and `.states`.
 
     The graph of a hybridized net is written after the first batch, to `<model_prefix>-symbol.json`.
@@ -305,11 +315,10 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd, _Monitoring):
         self.model_dir, self.model_prefix, self.verbose, self.save_best = model_dir, model_prefix, verbose, save_best
         self.epoch_period, self.batch_period, self.max_checkpoints = epoch_period, batch_period, max_checkpoints
         self.resume_from_checkpoint, self.saved_checkpoints = resume_from_checkpoint, list[str]()
-        self.current_batch = self.current_epoch = 0
         self.trained_epoch = self.trained_batch = -1
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        self.current_epoch = self.current_batch = 0
+        super().train_begin(estimator)
         if self.save_best:
             self.best = -self._sign * np.inf
         if self.resume_from_checkpoint:
@@ -324,12 +333,12 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd, _Monitoring):
             self._save_symbol(estimator)
         if self.batch_period and (self.current_batch + 1) % self.batch_period == 0:
             self._save(estimator)
-        self.current_batch += 1
+        super().batch_end(estimator)
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         if self.epoch_period and (self.current_epoch + 1) % self.epoch_period == 0:
             self._save(estimator)
-        self.current_epoch += 1
+        super().epoch_end(estimator)
 
     def _save_symbol(self, estimator: Any) -> None:
         path = os.path.join(self.model_dir, f"{self.model_prefix}-symbol.json")
@@ -337,11 +346,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd, _Monitoring):
         if graph:
             graph[1].save(path)
         else:
-            estimator.logger.info(
-                "Model architecture(symbol file) is not saved, please use HybridBlock to construct your model, and call "
-                "net.hybridize() before passing to Estimator in order to save model architecture as %s.",
-                path,
-            )
+            estimator.logger.info("There is no graph to save as %s: hybridize() the net before fit().", path)
 
     def _save(self, estimator: Any) -> None:
         epoch, batch = self.current_epoch, self.current_batch
@@ -352,12 +357,9 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd, _Monitoring):
         self.saved_checkpoints.append(prefix)
         if len(self.saved_checkpoints) > self.max_checkpoints:
             for path in self._files(self.saved_checkpoints.pop(0)):
-                os.remove(path)
-        self._log(
-            estimator,
-            f"[Epoch {self.current_epoch}] CheckpointHandler: trained total {self.current_batch + 1} batches, saving model "
-            f"at {self.model_dir} with prefix: {prefix}",
-        )
+                Path(path).unlink(missing_ok=True)
+        where = f"saving model at {self.model_dir} with prefix: {prefix}"
+        self._log(estimator, f"trained total {self.current_batch + 1} batches, {where}")
         if self.save_best:
             self._save_best(estimator)
 
@@ -371,11 +373,11 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd, _Monitoring):
             result = f"improved from {before:.5f} to {value:.5f}, updating best model at {self.model_dir} with prefix: {prefix}"
         else:
             result = f"did not improve from {self.best:.5f}, skipping updating best model"
-        self._log(estimator, f"[Epoch {self.current_epoch}] CheckpointHandler: {name} {result}")
+        self._log(estimator, f"{name} {result}")
 
     def _log(self, estimator: Any, text: str) -> None:
         if self.verbose > 0:
-            estimator.logger.info(text)
+            estimator.logger.info(f"[Epoch {self.current_epoch}] CheckpointHandler: {text}")
 
     def _files(self, prefix: str) -> list[str]:
         return [os.path.join(self.model_dir, prefix + end) for end in (".params", ".states")]
@@ -388,15 +390,14 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd, _Monitoring):
     def _resume(self, estimator: Any) -> None:
         pattern = re.compile(re.escape(self.model_prefix) + r"-epoch(\d+)batch(\d+)\.params")
         found = sorted((int(m[1]), int(m[2]), m[0]) for m in map(pattern.fullmatch, os.listdir(self.model_dir)) if m)
-        unit = "epoch" if estimator.max_epoch else "batch"
-        total = estimator.max_epoch or estimator.max_batch
-        units = "epochs" if estimator.max_epoch else "batches"
+        by_epoch = bool(estimator.max_epoch)
+        unit, units, total = ("epoch", "epochs", estimator.max_epoch) if by_epoch else ("batch", "batches", estimator.max_batch)
         if not found:
             estimator.logger.info(f"CheckpointHandler: No checkpoint found, training from scratch for {total} {units}")
             return
         self.saved_checkpoints = [name.removesuffix(".params") for *_, name in found]
         self.trained_epoch, self.trained_batch = found[-1][:2]
-        done = 1 + (self.trained_epoch if estimator.max_epoch else self.trained_batch)
+        done = 1 + (self.trained_epoch if by_epoch else self.trained_batch)
         if done >= total:
             problem = f"{self.model_dir} has a checkpoint of {unit} {done - 1}, and the training is of {total} {units}"
             raise ValueError(f"CheckpointHandler: {problem}: it is finished; pass resume_from_checkpoint=False to train again.")
