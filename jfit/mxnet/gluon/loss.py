@@ -8,26 +8,6 @@ from typing import Any
 
 from jfit.mxnet.gluon.hybrid import HybridBlock
 
-__all__ = [
-    "CTCLoss",
-    "CosineEmbeddingLoss",
-    "HingeLoss",
-    "HuberLoss",
-    "KLDivLoss",
-    "L1Loss",
-    "L2Loss",
-    "LogisticLoss",
-    "Loss",
-    "PoissonNLLLoss",
-    "SDMLLoss",
-    "SigmoidBCELoss",
-    "SigmoidBinaryCrossEntropyLoss",
-    "SoftmaxCELoss",
-    "SoftmaxCrossEntropyLoss",
-    "SquaredHingeLoss",
-    "TripletLoss",
-]
-
 
 class Loss(HybridBlock):
     """Base class of losses; a subclass defines `hybrid_forward(F, pred, label, ...)`.
@@ -81,9 +61,9 @@ class _ElementwiseLoss(Loss):
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         """Return the loss of each row; `label` has as many values as `pred`, `sample_weight` broadcasts to its shape."""
-        return self._mean(F, self._values(F, pred, F.reshape_like(label, pred)), sample_weight)
+        return self._mean(F, self._elements(F, pred, F.reshape_like(label, pred)), sample_weight)
 
-    def _values(self, F: Any, pred: Any, label: Any) -> Any:
+    def _elements(self, F: Any, pred: Any, label: Any) -> Any:
         raise NotImplementedError
 
 
@@ -112,14 +92,14 @@ class L2Loss(_ElementwiseLoss):
     def __init__(self, weight: float | None = 1.0, batch_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(weight, batch_axis, **kwargs)
 
-    def _values(self, F: Any, pred: Any, label: Any) -> Any:
+    def _elements(self, F: Any, pred: Any, label: Any) -> Any:
         return F.square(label - pred) * 0.5
 
 
 class L1Loss(_ElementwiseLoss):
     """The mean of |label - pred|."""
 
-    def _values(self, F: Any, pred: Any, label: Any) -> Any:
+    def _elements(self, F: Any, pred: Any, label: Any) -> Any:
         return F.abs(label - pred)
 
 
@@ -135,7 +115,7 @@ class HuberLoss(_ElementwiseLoss):
         super().__init__(weight, batch_axis, **kwargs)
         self._rho = rho
 
-    def _values(self, F: Any, pred: Any, label: Any) -> Any:
+    def _elements(self, F: Any, pred: Any, label: Any) -> Any:
         error = F.abs(label - pred)
         return F.where(error > self._rho, error - 0.5 * self._rho, 0.5 / self._rho * F.square(error))
 
@@ -143,14 +123,14 @@ class HuberLoss(_ElementwiseLoss):
 class HingeLoss(_MarginLoss):
     """The mean of max(0, margin - pred * label), with labels -1 and 1."""
 
-    def _values(self, F: Any, pred: Any, label: Any) -> Any:
+    def _elements(self, F: Any, pred: Any, label: Any) -> Any:
         return F.relu(self._margin - pred * label)
 
 
 class SquaredHingeLoss(_MarginLoss):
     """The mean of max(0, margin - pred * label)^2, with labels -1 and 1."""
 
-    def _values(self, F: Any, pred: Any, label: Any) -> Any:
+    def _elements(self, F: Any, pred: Any, label: Any) -> Any:
         return F.square(F.relu(self._margin - pred * label))
 
 
@@ -176,7 +156,7 @@ class LogisticLoss(_ElementwiseLoss):
             raise ValueError(f"label_format={label_format!r}: pass 'signed' for labels -1 and 1, or 'binary' for 0 and 1")
         self._label_format = label_format
 
-    def _values(self, F: Any, pred: Any, label: Any) -> Any:
+    def _elements(self, F: Any, pred: Any, label: Any) -> Any:
         return _cross_entropy(F, pred, (label + 1.0) / 2.0 if self._label_format == "signed" else label)
 
 
@@ -307,13 +287,7 @@ class CTCLoss(Loss):
         super().__init__(weight, label_layout.find("N"), **kwargs)
 
     def hybrid_forward(
-        self,
-        F: Any,
-        pred: Any,
-        label: Any,
-        pred_lengths: Any = None,
-        label_lengths: Any = None,
-        sample_weight: Any = None,
+        self, F: Any, pred: Any, label: Any, pred_lengths: Any = None, label_lengths: Any = None, sample_weight: Any = None
     ) -> Any:
         """Return the loss of each row."""
         pred = F.swapaxes(pred, 0, 1) if self._layout == "NTC" else pred

@@ -147,7 +147,21 @@ class HookHandle:
 
 
 def check_sha1(filename: str, sha1_hash: str) -> bool:
-    """Return whether the SHA-1 hash of a file has these hexadecimal digits."""
+    """Return whether a file has this SHA-1 hash.
+
+    Args:
+        filename: path of the file.
+        sha1_hash: the hash in hexadecimal digits.
+
+    Returns:
+        bool.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("data.txt").write_text("data")
+        >>> check_sha1("data.txt", "a17c9aaa61e80a1bf71d0d850af4e5baa9800bbd")
+        True
+    """
     with open(filename, "rb") as file:
         return hashlib.file_digest(file, "sha1").hexdigest() == sha1_hash
 
@@ -193,7 +207,20 @@ def download(
 
 
 def replace_file(src: str, dst: str) -> None:
-    """Rename a file; an existing file `dst` is replaced, and if that fails `src` is deleted and OSError raised."""
+    """Rename a file; an existing file of the new name is replaced.
+
+    Args:
+        src: path of the file.
+        dst: its new path.
+
+    Raises:
+        OSError: it cannot be renamed; `src` is deleted.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("new.txt").write_text("data")
+        >>> replace_file("new.txt", "old.txt")
+    """
     try:
         os.replace(src, dst)
     except OSError:
@@ -204,6 +231,15 @@ def replace_file(src: str, dst: str) -> None:
 
 def shape_is_known(shape: Sequence[int] | None) -> bool:
     """Return whether a shape has no unknown size: 0, or -1 if NumPy shapes are on (`mx.util.np_shape`), where 0 is a size.
+
+    Args:
+        shape: tuple of sizes, or None.
+
+    Returns:
+        bool.
+
+    Raises:
+        AssertionError: a size below that of an unknown one.
 
     Example:
         >>> shape_is_known((2, 3)), shape_is_known((2, 0)), shape_is_known(None)

@@ -333,7 +333,15 @@ def imrotate(src: NDArray, rotation_degrees: Any, zoom_in: bool = False, zoom_ou
 
 
 def random_rotate(src: NDArray, angle_limits: tuple[float, float], zoom_in: bool = False, zoom_out: bool = False) -> Any:
-    """Rotate as `imrotate` by an angle uniform in `angle_limits`, for each image of a batch, drawn from `numpy.random`.
+    """Rotate as `imrotate` by random angles, drawn from `numpy.random`.
+
+    Args:
+        src: float32 image (channels, height, width), or a batch of images with one more axis.
+        angle_limits: (low, high) of the uniform angle in degrees, drawn for each image of a batch.
+        zoom_in, zoom_out: as for `imrotate`.
+
+    Returns:
+        NDArray of the shape of `src`.
 
     Example:
         >>> random_rotate(as_ndarrays(np.ones((1, 3, 3), "float32")), (-10, 10)).shape

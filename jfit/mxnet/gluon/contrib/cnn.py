@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.nn.activations import activation_named
-from jfit.mxnet.gluon.nn.conv_layers import add_parameters, check_layout, describe, per_axis, weight_shape
-
-__all__ = ["DeformableConvolution", "ModulatedDeformableConvolution"]
+from jfit.mxnet.gluon.nn.conv_layers import Convolution, weight_shape
 
 
-class DeformableConvolution(HybridBlock):
+class DeformableConvolution(Convolution):
     """y = f(x * W + b), where each value of a window is read at an offset that a convolution of x computes.
 
     Args:
@@ -24,24 +20,23 @@ class DeformableConvolution(HybridBlock):
         in_channels: number of input channels; 0: it is inferred at the first call.
         activation: name of the function f, as for `Activation`; None: f is the identity.
         weight_initializer, bias_initializer, offset_weight_initializer, offset_bias_initializer: initializers.
-        op_name, adj: accepted and ignored.
-        prefix, params: as for `Block`.
+        **kwargs: prefix and params, as for `Block`.
 
     Source: Dai et al. 2017, https://arxiv.org/abs/1703.06211.
     """
 
-    deformable_conv_weight: Any
-    deformable_conv_bias: Any
-    _values = 2  # numbers per position of the window that the first convolution computes: offsets in both axes
-    _order = ("offset_", "deformable_conv_")  # of the parameters
+    _layouts = ("NCHW", "NHWC")
+    _op_name, _start = "DeformableConvolution", "deformable_conv_"
+    _per_position = 2  # numbers per position of the window that the convolution of the offsets computes: one for each axis
+    _offset_first = True  # the parameters of the offsets are the first
 
     def __init__(
         self,
         channels: int,
-        kernel_size: Any = (1, 1),
-        strides: Any = (1, 1),
-        padding: Any = (0, 0),
-        dilation: Any = (1, 1),
+        kernel_size: Any = 1,
+        strides: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
         groups: int = 1,
         num_deformable_group: int = 1,
         layout: str = "NCHW",
@@ -53,58 +48,42 @@ class DeformableConvolution(HybridBlock):
         offset_weight_initializer: Any = "zeros",
         offset_bias_initializer: Any = "zeros",
         offset_use_bias: bool = True,
-        op_name: str | None = None,
-        adj: Any = None,
-        prefix: str | None = None,
-        params: Any = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(prefix, params)
-        check_layout(self, layout, ("NCHW", "NHWC"))
-        sizes = {"kernel": kernel_size, "stride": strides, "dilate": dilation, "pad": padding}
-        shared = {k: per_axis(v, 2) for k, v in sizes.items()} | {"num_group": groups, "layout": layout}
-        kernel = shared["kernel"]
-        positions = kernel[0] * kernel[1] * num_deformable_group
-        self._offsets = 2 * positions
-        self._kwargs_offset = shared | {"num_filter": self._values * positions, "no_bias": not offset_use_bias}
-        self._kwargs_deformable_conv = shared | {"num_filter": channels, "no_bias": not use_bias}
-        self._kwargs_deformable_conv["num_deformable_group"] = num_deformable_group
-        offset_shape = weight_shape(self._values * positions, in_channels // groups, kernel, layout)
-        offset_bias = self._values * positions if offset_use_bias else None
-        weight, bias = weight_shape(channels, 0, kernel, "NCHW"), channels if use_bias else None
-        parameters = {
-            "offset_": (offset_shape, offset_weight_initializer, offset_bias, offset_bias_initializer),
-            "deformable_conv_": (weight, weight_initializer, bias, bias_initializer),
-        }
-        with self.name_scope():
-            for start in self._order:
-                add_parameters(self, start, *parameters[start])
-            self.act = activation_named(activation)
+        self._offset = offset_weight_initializer, offset_use_bias, offset_bias_initializer, in_channels
+        self._groups = num_deformable_group
+        inits = weight_initializer, bias_initializer
+        windows = kernel_size, strides, padding, dilation, groups, layout
+        super().__init__(channels, *windows, activation, use_bias, *inits, **kwargs)
+        self._kwargs["num_deformable_group"] = num_deformable_group
+
+    def _add_parameters(self, *args: Any, **options: Any) -> None:
+        init, use_bias, bias_init, in_channels = self._offset
+        kernel, layout = self._kwargs["kernel"], self._kwargs["layout"]
+        positions = kernel[0] * kernel[1] * self._groups
+        self._offset_channels, count = 2 * positions, self._per_position * positions
+        self._offset_kwargs = self._kwargs | {"num_filter": count, "no_bias": not use_bias}
+        shape = weight_shape(count, in_channels // self._kwargs["num_group"], kernel, layout)
+        both = [args, ("offset_", shape, init, count if use_bias else None, bias_init)]
+        for each in reversed(both) if self._offset_first else both:
+            super()._add_parameters(*each)
 
     def _alias(self) -> str:
         return "deformable_conv"
 
-    def hybrid_forward(
-        self,
-        F: Any,
-        x: Any,
-        offset_weight: Any,
-        deformable_conv_weight: Any,
-        offset_bias: Any = None,
-        deformable_conv_bias: Any = None,
+    def hybrid_forward(  # type: ignore[override]
+        self, F: Any, x: Any, offset_weight, deformable_conv_weight, offset_bias=None, deformable_conv_bias=None
     ) -> Any:
         """Compute the offsets, and f(x * W + b) with them."""
-        arrays = (x, offset_weight) if offset_bias is None else (x, offset_weight, offset_bias)
-        offset = F.Convolution(*arrays, **self._kwargs_offset)
-        bias = () if deformable_conv_bias is None else (deformable_conv_bias,)
-        out = self._convolve(F, x, offset, deformable_conv_weight, *bias)
+        biases = [() if bias is None else (bias,) for bias in (offset_bias, deformable_conv_bias)]
+        offset = F.Convolution(x, offset_weight, *biases[0], **self._offset_kwargs)
+        arrays = x, *self._inputs(F, offset), deformable_conv_weight, *biases[1]
+        out = getattr(F.contrib, self._op_name)(*arrays, name="fwd", **self._kwargs)
         return out if self.act is None else self.act(out)
 
-    def _convolve(self, F: Any, x: Any, offset: Any, *weights: Any) -> Any:
-        return F.contrib.DeformableConvolution(x, offset, *weights, name="fwd", **self._kwargs_deformable_conv)
-
-    def __repr__(self) -> str:
-        settings, bias = self._kwargs_deformable_conv, self.deformable_conv_bias
-        return describe(type(self).__name__, self.deformable_conv_weight, settings, bias, self.act)
+    def _inputs(self, F: Any, offset: Any) -> tuple[Any, ...]:
+        """Return the inputs of the operator that the first convolution computes."""
+        return (offset,)
 
 
 class ModulatedDeformableConvolution(DeformableConvolution):
@@ -116,13 +95,11 @@ class ModulatedDeformableConvolution(DeformableConvolution):
     Source: Zhu et al. 2019, https://arxiv.org/abs/1811.11168.
     """
 
-    _values, _order = 3, ("deformable_conv_", "offset_")
+    _op_name, _per_position, _offset_first = "ModulatedDeformableConvolution", 3, False
 
     def _alias(self) -> str:
         return "modulated_deformable_conv"
 
-    def _convolve(self, F: Any, x: Any, offset: Any, *weights: Any) -> Any:
-        mask = F.sigmoid(F.slice_axis(offset, axis=1, begin=self._offsets, end=None)) * 2
-        offset = F.slice_axis(offset, axis=1, begin=0, end=self._offsets)
-        options = self._kwargs_deformable_conv
-        return F.contrib.ModulatedDeformableConvolution(x, offset, mask, *weights, name="fwd", **options)
+    def _inputs(self, F: Any, offset: Any) -> tuple[Any, ...]:
+        mask = F.slice_axis(offset, axis=1, begin=self._offset_channels, end=None)
+        return F.slice_axis(offset, axis=1, begin=0, end=self._offset_channels), F.sigmoid(mask) * 2

@@ -13,17 +13,6 @@ from jfit.mxnet.gluon.hybrid import HybridBlock
 from jfit.mxnet.gluon.nn.basic_layers import BatchNorm, HybridSequential, Sequential
 from jfit.mxnet.gluon.nn.conv_layers import per_axis
 
-__all__ = [
-    "Concurrent",
-    "HybridConcurrent",
-    "Identity",
-    "PixelShuffle1D",
-    "PixelShuffle2D",
-    "PixelShuffle3D",
-    "SparseEmbedding",
-    "SyncBatchNorm",
-]
-
 
 class Concurrent(Sequential):
     """The outputs of blocks that are all called with the same input, concatenated.

@@ -13,7 +13,17 @@ __all__ = ["BatchSampler", "FilterSampler", "IntervalSampler", "RandomSampler", 
 
 
 class Sampler:
-    """Base class; a subclass implements `__iter__`, over the numbers of samples, and `__len__`, how many there are."""
+    """Base class; a subclass implements `__iter__`, over the numbers of samples, and `__len__`, how many there are.
+
+    Example:
+        >>> class Backwards(Sampler):
+        ...     def __iter__(self):
+        ...         return iter([2, 1, 0])
+        ...     def __len__(self):
+        ...         return 3
+        >>> list(Backwards())
+        [2, 1, 0]
+    """
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError

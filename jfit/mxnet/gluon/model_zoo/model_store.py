@@ -7,8 +7,6 @@ from pathlib import Path
 
 from jfit.mxnet.errors import MissingFile
 
-__all__ = ["get_model_file"]
-
 
 def get_model_file(name: str, root: str | os.PathLike[str] | None = None) -> str:
     """Return the path of the file with the trained weights of a net; nothing is downloaded.

@@ -88,13 +88,13 @@ class VGG(_Net):
     ) -> None:
         super().__init__(**kwargs)
         assert len(layers) == len(filters), f"VGG: {len(layers)} stages of layers, but {len(filters)} of filters."
-        options = {"weight_initializer": Xavier("gaussian", "out", 2)}
+        init = Xavier("gaussian", "out", 2)
         with self.name_scope():
             self.features = _stack()
             for count, channels in zip(layers, filters, strict=True):
                 for _ in range(count):
                     normalization = [nn.BatchNorm()] if batch_norm else []
-                    self.features.add(nn.Conv2D(channels, 3, padding=1, **options), *normalization, _relu())
+                    self.features.add(nn.Conv2D(channels, 3, padding=1, weight_initializer=init), *normalization, _relu())
                 self.features.add(nn.MaxPool2D(strides=2))
             self.features.add(*_hidden(weight_initializer="normal"))
             self.output = nn.Dense(classes, weight_initializer="normal")
@@ -103,6 +103,21 @@ class VGG(_Net):
 # ------------------------------------------------------------------------------------------------ ResNet
 def _conv3x3(channels: int, stride: int, in_channels: int) -> nn.Conv2D:
     return nn.Conv2D(channels, 3, stride, 1, use_bias=False, in_channels=in_channels)
+
+
+def _basic(channels: int, stride: int, in_channels: int) -> Sequence[Any]:
+    return _conv3x3(channels, stride, in_channels), _conv3x3(channels, 1, channels)
+
+
+def _bottleneck_v1(channels: int, stride: int, in_channels: int) -> Sequence[Any]:
+    inner = channels // 4
+    return nn.Conv2D(inner, 1, stride), _conv3x3(inner, 1, inner), nn.Conv2D(channels, 1)
+
+
+def _bottleneck_v2(channels: int, stride: int, in_channels: int) -> Sequence[Any]:
+    inner = channels // 4
+    ends = nn.Conv2D(inner, 1, use_bias=False), _conv3x3(inner, stride, inner)
+    return *ends, nn.Conv2D(channels, 1, use_bias=False)
 
 
 class _ResidualV1(HybridBlock):
@@ -118,6 +133,8 @@ class _ResidualV1(HybridBlock):
     Source: He et al. 2016, https://arxiv.org/abs/1512.03385.
     """
 
+    _convolutions: Callable[..., Sequence[Any]]
+
     def __init__(self, channels: int, stride: int, downsample: bool = False, in_channels: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.body = _stack()
@@ -132,15 +149,11 @@ class _ResidualV1(HybridBlock):
         """Add the input, or its convolution, to the output of the body."""
         return F.Activation(self.body(x) + (self.downsample(x) if self.downsample else x), act_type="relu")
 
-    def _convolutions(self, channels: int, stride: int, in_channels: int) -> Sequence[Any]:
-        raise NotImplementedError
-
 
 class BasicBlockV1(_ResidualV1):
     """Two convolutions of ResNetV1 for 18 and 34 layers, with the arguments of `BottleneckV1`."""
 
-    def _convolutions(self, channels: int, stride: int, in_channels: int) -> Sequence[Any]:
-        return _conv3x3(channels, stride, in_channels), _conv3x3(channels, 1, channels)
+    _convolutions = staticmethod(_basic)
 
 
 class BottleneckV1(_ResidualV1):
@@ -154,9 +167,7 @@ class BottleneckV1(_ResidualV1):
         **kwargs: prefix and params, as for `Block`.
     """
 
-    def _convolutions(self, channels: int, stride: int, in_channels: int) -> Sequence[Any]:
-        inner = channels // 4
-        return nn.Conv2D(inner, 1, stride), _conv3x3(inner, 1, inner), nn.Conv2D(channels, 1)
+    _convolutions = staticmethod(_bottleneck_v1)
 
 
 class _ResidualV2(HybridBlock):
@@ -166,6 +177,8 @@ class _ResidualV2(HybridBlock):
 
     Source: He et al. 2016, https://arxiv.org/abs/1603.05027.
     """
+
+    _convolutions: Callable[..., Sequence[Any]]
 
     def __init__(self, channels: int, stride: int, downsample: bool = False, in_channels: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -188,23 +201,17 @@ class _ResidualV2(HybridBlock):
             x = getattr(self, f"conv{i}")(x)
         return x + residual
 
-    def _convolutions(self, channels: int, stride: int, in_channels: int) -> Sequence[Any]:
-        raise NotImplementedError
-
 
 class BasicBlockV2(_ResidualV2):
     """Two convolutions of ResNetV2 for 18 and 34 layers, with the arguments of `BottleneckV1`."""
 
-    _convolutions = BasicBlockV1._convolutions
+    _convolutions = staticmethod(_basic)
 
 
 class BottleneckV2(_ResidualV2):
     """Three convolutions of ResNetV2 for 50 and more layers, with the arguments of `BottleneckV1`."""
 
-    def _convolutions(self, channels: int, stride: int, in_channels: int) -> Sequence[Any]:
-        inner = channels // 4
-        ends = nn.Conv2D(inner, 1, use_bias=False), _conv3x3(inner, stride, inner)
-        return *ends, nn.Conv2D(channels, 1, use_bias=False)
+    _convolutions = staticmethod(_bottleneck_v2)
 
 
 class ResNetV1(_Net):
@@ -361,7 +368,7 @@ def _fire(squeeze: int) -> Any:
 
 # ------------------------------------------------------------------------------------------------ Inception
 def _inception(part: Any) -> Any:
-    """Make layers: of (channels, kernel, stride, padding) or "avg" or "max"; of a list: a sequence; of a tuple of lists: paths."""
+    """Make layers of (channels, kernel, stride, padding), "avg" or "max"; of a list: a sequence; of a tuple of lists: paths."""
     if isinstance(part, str):
         return nn.AvgPool2D(3, 1, 1) if part == "avg" else nn.MaxPool2D(3, 2)
     if isinstance(part, list):
@@ -586,11 +593,9 @@ _MODELS: dict[str, Callable[..., Any]] = {
 }
 # the functions of MXNet: resnet18_v1, squeezenet1_0, inception_v3, mobilenet_v2_0_5, ...
 _FUNCTIONS = {name.replace(".", "_").replace("tv2", "t_v2").replace("nv3", "n_v3"): make for name, make in _MODELS.items()}
-globals().update(_FUNCTIONS)
-
 _CLASSES = "AlexNet VGG ResNetV1 ResNetV2 BasicBlockV1 BasicBlockV2 BottleneckV1 BottleneckV2 DenseNet SqueezeNet Inception3 "
-_CLASSES += "MobileNet MobileNetV2"
-__all__ = [*_CLASSES.split(), *_FUNCTIONS, "get_mobilenet", "get_mobilenet_v2", "get_model", "get_resnet", "get_vgg"]
+_OTHERS = "MobileNet MobileNetV2 get_mobilenet get_mobilenet_v2 get_model get_resnet get_vgg"
+globals().update(_FUNCTIONS, __all__=[*(_CLASSES + _OTHERS).split(), *_FUNCTIONS])
 
 
 def get_model(name: str, **kwargs: Any) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import numbers
 from typing import Any
 
 from jfit.mxnet.gluon.hybrid import HybridBlock
 from jfit.mxnet.gluon.nn.activations import activation_named
+from jfit.mxnet.gluon.nn.basic_layers import Weighted
 
 _POOL_LAYOUTS = [("NCW", "NWC"), ("NCHW", "NHWC"), ("NCDHW", "NDHWC")]  # the default first
 
@@ -36,26 +36,7 @@ def weight_shape(outer: int, inner: int, kernel: Any, layout: str) -> tuple[int,
     return (outer, *kernel, inner) if layout[-1] == "C" else (outer, inner, *kernel)
 
 
-def add_parameters(block: Any, start: str, shape: Any, init: Any, channels: int | None, bias_init: Any) -> None:
-    """Add the parameters `<start>weight` of this shape and `<start>bias` (channels,) to a block; None: no bias."""
-    new = functools.partial(block.params.get, allow_deferred_init=True)
-    setattr(block, f"{start}weight", new(f"{start}weight", shape=shape, init=init))
-    bias = None if channels is None else new(f"{start}bias", shape=(channels,), init=bias_init)
-    setattr(block, f"{start}bias", bias)
-
-
-def describe(name: str, weight: Any, settings: dict[str, Any], bias: Any, act: Any) -> str:
-    """Return the repr of a convolution, with what is not at its default."""
-    ones = (1,) * len(settings["kernel"])
-    parts = [f"{weight.shape[1] or None} -> {weight.shape[0]}", "kernel_size={kernel}", "stride={stride}"]
-    parts += ["padding={pad}"] if settings["pad"] != (0,) * len(ones) else []
-    parts += ["dilation={dilate}"] if settings["dilate"] != ones else []
-    parts += ["groups={num_group}"] if settings["num_group"] != 1 else []
-    parts += ["bias=False"] if bias is None else []
-    return f"{name}({', '.join(parts)}".format(**settings) + (f", {act})" if act else ")")
-
-
-class _Conv(HybridBlock):
+class Convolution(Weighted):
     """A convolution: y = f(x * W + b), * over windows of x.
 
     Args:
@@ -69,16 +50,15 @@ class _Conv(HybridBlock):
         in_channels: number of input channels; 0: it is inferred at the first call.
         op_name: operator; None: that of the class.
         adj: output padding of a transposed convolution.
-        prefix, params: as for `Block`.
+        **kwargs: prefix and params, as for `Block`.
 
     Raises:
         AssertionError: the layer does not have the layout, or kernel_size has another length than the spatial axes.
     """
 
-    weight: Any
-    bias: Any
     _layouts: tuple[str, ...]
     _op_name = "Convolution"
+    _start = ""  # of the names of weight and bias
 
     def __init__(
         self,
@@ -96,49 +76,45 @@ class _Conv(HybridBlock):
         in_channels: int = 0,
         op_name: str | None = None,
         adj: Any = None,
-        prefix: str | None = None,
-        params: Any = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(prefix, params)
+        super().__init__(**kwargs)
         layout = check_layout(self, layout, self._layouts)
         axes = len(layout) - 2
         self._channels, self._in_channels, self._op_name = channels, in_channels, op_name or self._op_name
-        self._kwargs = {
-            "kernel": per_axis(kernel_size, axes, "kernel_size"),
-            "stride": per_axis(strides, axes),
-            "dilate": per_axis(dilation, axes),
-            "pad": per_axis(padding, axes),
-            "num_filter": channels,
-            "num_group": groups,
-            "no_bias": not use_bias,
-            "layout": layout,
-        } | ({} if adj is None else {"adj": per_axis(adj, axes, "output_padding")})
-        ends = (channels, in_channels) if self._op_name == "Convolution" else (in_channels, channels)
+        sizes = {"stride": strides, "dilate": dilation, "pad": padding}
+        self._kwargs = {"kernel": per_axis(kernel_size, axes, "kernel_size")}
+        self._kwargs |= {name: per_axis(size, axes) for name, size in sizes.items()}
+        self._kwargs |= {"num_filter": channels, "num_group": groups, "no_bias": not use_bias, "layout": layout}
+        self._kwargs |= {} if adj is None else {"adj": per_axis(adj, axes, "output_padding")}
+        ends = (in_channels, channels) if self._op_name == "Deconvolution" else (channels, in_channels)
         shape = weight_shape(ends[0], ends[1] // groups, self._kwargs["kernel"], layout)
+        inits = weight_initializer, channels if use_bias else None, bias_initializer
         with self.name_scope():
-            add_parameters(self, "", shape, weight_initializer, channels if use_bias else None, bias_initializer)
+            self._add_parameters(self._start, shape, *inits)
             self.act = activation_named(activation)
 
     def _alias(self) -> str:
         return "conv"
 
-    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-        """Compute f(x * W + b)."""
-        arrays = (x, weight) if bias is None else (x, weight, bias)
-        out = getattr(F, self._op_name)(*arrays, name="fwd", **self._kwargs)
-        return out if self.act is None else self.act(out)
-
     def __repr__(self) -> str:
-        return describe(type(self).__name__, self.weight, self._kwargs, self.bias, self.act)
+        settings, weight = self._kwargs, getattr(self, f"{self._start}weight")
+        ones = (1,) * len(settings["kernel"])
+        parts = [f"{weight.shape[1] or None} -> {weight.shape[0]}", "kernel_size={kernel}", "stride={stride}"]
+        parts += ["padding={pad}"] if settings["pad"] != (0,) * len(ones) else []
+        parts += ["dilation={dilate}"] if settings["dilate"] != ones else []
+        parts += ["groups={num_group}"] if settings["num_group"] != 1 else []
+        parts += ["bias=False"] if settings["no_bias"] else []
+        return f"{type(self).__name__}({', '.join(parts)}".format(**settings) + (f", {self.act})" if self.act else ")")
 
 
-class Conv1D(_Conv):
+class Conv1D(Convolution):
     """y = f(x * W + b), a convolution of (batch, channels, width); see `Conv2D`."""
 
     _layouts = ("NCW",)
 
 
-class Conv2D(_Conv):
+class Conv2D(Convolution):
     """y = f(x * W + b), a convolution of (batch, channels, height, width).
 
     Args:
@@ -166,28 +142,21 @@ class Conv2D(_Conv):
     _layouts = ("NCHW", "NHWC")
 
 
-class Conv3D(_Conv):
+class Conv3D(Convolution):
     """y = f(x * W + b), a convolution of (batch, channels, depth, height, width); see `Conv2D`."""
 
     _layouts = ("NCDHW", "NDHWC")
 
 
-class _ConvTranspose(_Conv):
+class _ConvTranspose(Convolution):
     """A transposed convolution: the gradient of a convolution as a function of the incoming gradient."""
 
     _op_name = "Deconvolution"
 
     def __init__(
-        self,
-        channels: int,
-        kernel_size: Any,
-        strides: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        *args: Any,
-        **kwargs: Any,
+        self, channels, kernel_size: Any, strides: Any = 1, padding: Any = 0, output_padding: Any = 0, *args: Any, **rest: Any
     ) -> None:
-        super().__init__(channels, kernel_size, strides, padding, *args, adj=output_padding, **kwargs)
+        super().__init__(channels, kernel_size, strides, padding, *args, adj=output_padding, **rest)
         self.outpad = self._kwargs["adj"]
 
 
@@ -224,7 +193,7 @@ class Conv3DTranspose(_ConvTranspose):
 
 
 class _Pooling(HybridBlock):
-    """The maximum of windows.
+    """The maximum or mean of windows.
 
     Args:
         pool_size, padding: int for all spatial axes, or a tuple.
@@ -235,32 +204,21 @@ class _Pooling(HybridBlock):
     """
 
     _layouts: tuple[str, ...]
-    _type = "max"
+    _type: str
+    _global = False
 
     def __init__(
-        self,
-        pool_size: Any = 2,
-        strides: Any = None,
-        padding: Any = 0,
-        layout: Any = None,
-        ceil_mode: Any = False,
-        **kwargs: Any,
+        self, pool_size: Any = 2, strides: Any = None, padding: Any = 0, layout: Any = None, ceil_mode=False, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         if isinstance(layout, bool):  # MaxPool3D, AvgPool2D and AvgPool3D of MXNet have ceil_mode before layout
             layout, ceil_mode = ceil_mode or None, layout
         layout = check_layout(self, layout, self._layouts)
         axes = len(layout) - 2
-        pool_size = per_axis(pool_size, axes, "pool_size")
-        self._kwargs = {
-            "kernel": pool_size,
-            "stride": pool_size if strides is None else per_axis(strides, axes),
-            "pad": per_axis(padding, axes),
-            "global_pool": False,
-            "pool_type": self._type,
-            "layout": layout,
-            "pooling_convention": "full" if ceil_mode else "valid",
-        }
+        size = per_axis(pool_size, axes, "pool_size")
+        self._kwargs = {"kernel": size, "stride": size if strides is None else per_axis(strides, axes)}
+        self._kwargs |= {"pad": per_axis(padding, axes), "global_pool": self._global, "pool_type": self._type}
+        self._kwargs |= {"layout": layout, "pooling_convention": "full" if ceil_mode else "valid"}
 
     def _alias(self) -> str:
         return "pool"
@@ -270,11 +228,15 @@ class _Pooling(HybridBlock):
         return F.Pooling(x, name="fwd", **self._kwargs)
 
     def __repr__(self) -> str:
-        shown = (
-            "size={kernel}, stride={stride}, padding={pad}, ceil_mode={ceil}, global_pool={global_pool}, pool_type={pool_type}"
-        )
+        shown = "{}(size={kernel}, stride={stride}, padding={pad}, ceil_mode={ceil}, global_pool={global_pool}, "
         ceil = self._kwargs["pooling_convention"] == "full"
-        return f"{type(self).__name__}({shown}, layout={{layout}})".format(ceil=ceil, **self._kwargs)
+        return (shown + "pool_type={pool_type}, layout={layout})").format(type(self).__name__, ceil=ceil, **self._kwargs)
+
+
+class _MaxPooling(_Pooling):
+    """The maximum of windows."""
+
+    _type = "max"
 
 
 class _AvgPooling(_Pooling):
@@ -282,35 +244,27 @@ class _AvgPooling(_Pooling):
 
     _type = "avg"
 
-    def __init__(
-        self,
-        pool_size: Any = 2,
-        strides: Any = None,
-        padding: Any = 0,
-        layout: Any = None,
-        ceil_mode: Any = False,
-        count_include_pad: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(pool_size, strides, padding, layout, ceil_mode, **kwargs)
+    def __init__(self, *args: Any, count_include_pad: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._kwargs["count_include_pad"] = count_include_pad
 
 
 class _GlobalPooling(_Pooling):
     """The maximum, or mean, over all spatial axes, which keep size 1."""
 
+    _global = True
+
     def __init__(self, layout: str | None = None, **kwargs: Any) -> None:
         super().__init__(1, layout=layout, ceil_mode=True, **kwargs)
-        self._kwargs["global_pool"] = True
 
 
-class MaxPool1D(_Pooling):
+class MaxPool1D(_MaxPooling):
     """The maximum of windows of (batch, channels, width); see `MaxPool2D`."""
 
     _layouts = _POOL_LAYOUTS[0]
 
 
-class MaxPool2D(_Pooling):
+class MaxPool2D(_MaxPooling):
     """The maximum of windows of (batch, channels, height, width).
 
     Args:
@@ -329,7 +283,7 @@ class MaxPool2D(_Pooling):
     _layouts = _POOL_LAYOUTS[1]
 
 
-class MaxPool3D(_Pooling):
+class MaxPool3D(_MaxPooling):
     """The maximum of windows of (batch, channels, depth, height, width); see `MaxPool2D`."""
 
     _layouts = _POOL_LAYOUTS[2]
@@ -361,19 +315,19 @@ class AvgPool3D(_AvgPooling):
 class GlobalMaxPool1D(_GlobalPooling):
     """The maximum over all values of a channel, (batch, channels, width) -> (batch, channels, 1)."""
 
-    _layouts = _POOL_LAYOUTS[0]
+    _layouts, _type = _POOL_LAYOUTS[0], "max"
 
 
 class GlobalMaxPool2D(_GlobalPooling):
     """The maximum over all values of a channel, (batch, channels, height, width) -> (batch, channels, 1, 1)."""
 
-    _layouts = _POOL_LAYOUTS[1]
+    _layouts, _type = _POOL_LAYOUTS[1], "max"
 
 
 class GlobalMaxPool3D(_GlobalPooling):
     """The maximum over all values of a channel, of (batch, channels, depth, height, width)."""
 
-    _layouts = _POOL_LAYOUTS[2]
+    _layouts, _type = _POOL_LAYOUTS[2], "max"
 
 
 class GlobalAvgPool1D(_GlobalPooling):

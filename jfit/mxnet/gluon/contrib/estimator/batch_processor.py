@@ -11,7 +11,14 @@ __all__ = ["BatchProcessor"]
 
 
 class BatchProcessor:
-    """Forward and backward pass of one batch; a subclass may override `fit_batch` and `evaluate_batch`."""
+    """Forward and backward pass of one batch; a subclass may override `fit_batch` and `evaluate_batch`.
+
+    Example:
+        >>> class Doubled(BatchProcessor):
+        ...     def fit_batch(self, estimator, train_batch, batch_axis=0):
+        ...         return super().fit_batch(estimator, [train_batch[0] * 2, train_batch[1]], batch_axis)
+        >>> processor = Doubled()  # for Estimator(..., batch_processor=)
+    """
 
     def _get_data_and_label(self, batch: Any, ctx: Any, batch_axis: int = 0) -> tuple[list[Any], list[Any]]:
         data, label = (split_and_load(part, ctx_list=ctx, batch_axis=batch_axis) for part in (batch[0], batch[1]))

@@ -25,7 +25,18 @@ __all__ = [
 
 
 class EventHandler:
-    """Base class of all handlers."""
+    """Base class of all handlers.
+
+    Example:
+        >>> class Count(TrainBegin, BatchEnd):
+        ...     def train_begin(self, estimator, *args, **kwargs):
+        ...         self.batches = 0
+        ...     def batch_end(self, estimator, *args, **kwargs):
+        ...         self.batches += 1
+        ...         return self.batches == 10  # ends the epoch
+        >>> issubclass(Count, EventHandler)  # pass Count() to estimator.fit(..., event_handlers=)
+        True
+    """
 
 
 class TrainBegin(EventHandler):
