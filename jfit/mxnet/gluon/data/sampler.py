@@ -67,7 +67,7 @@ class RandomSampler(SequentialSampler):
         length: number of samples.
 
     Example:
-        >>> sorted(RandomSampler(3))
+        >>> sorted(map(int, RandomSampler(3)))
         [0, 1, 2]
     """
 
