@@ -25,6 +25,7 @@ import numpy as np
 
 from jfit import forks
 from jfit.mxnet import keys
+from jfit.mxnet.gluon.data.dataset import with_fast_rows
 from jfit.mxnet.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from jfit.mxnet.mutable import mutable_class, on_host
 from jfit.mxnet.ndarray.array import NDArray, copy_as, function
@@ -129,7 +130,7 @@ class DataLoader:
             batch_sampler = BatchSampler(sampler, batch_size, last_batch or "keep")
         elif batch_size is not None or shuffle or sampler is not None or last_batch is not None:
             raise ValueError("batch_sampler= makes the batches; do not pass batch_size, shuffle, sampler or last_batch too.")
-        self._dataset, self._batch_sampler = dataset, batch_sampler
+        self._dataset, self._batch_sampler = with_fast_rows(dataset), batch_sampler
         self._batchify_fn = default_batchify_fn if batchify_fn is None else batchify_fn
         self._num_workers, self._threads, self._timeout = max(0, num_workers), thread_pool, timeout
         self._prefetch = 2 * self._num_workers if prefetch is None else max(0, int(prefetch))

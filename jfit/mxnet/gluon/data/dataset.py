@@ -124,13 +124,18 @@ class SimpleDataset(Dataset):
     """
 
     def __init__(self, data: Any) -> None:
-        self._data = data
+        self._data = with_fast_rows(data)
 
     def __len__(self) -> int:
         return len(self._data)
 
     def __getitem__(self, idx: Any) -> Any:
         return self._data[idx]
+
+
+def with_fast_rows(data: Any) -> Any:
+    """Return `Rows` of an NDArray on a CPU, else the object itself; rows of one axis are NDArrays (1,), as in MXNet."""
+    return Rows(data) if isinstance(data, NDArray) and data.ndim > 1 and data.context.device_type == "cpu" else data
 
 
 class Rows:
@@ -147,6 +152,9 @@ class Rows:
     def __init__(self, array: NDArray) -> None:
         self._array = array
         self._host: tuple[Any, Any] = (None, None)  # (value of the array, the same as a NumPy array)
+
+    def __len__(self) -> int:
+        return len(self._array)
 
     def __getitem__(self, idx: Any) -> NDArray:
         value = self._array.value
@@ -176,21 +184,15 @@ class ArrayDataset(Dataset):
         assert args, "ArrayDataset needs at least one array."
         lengths = [len(data) for data in args]
         assert len({*lengths}) == 1, f"the arrays of an ArrayDataset have lengths {lengths}; expected equal lengths."
-        self._length, self._data = lengths[0], [_rows(data) for data in args]
+        self._length = lengths[0]
+        # of an array with one axis the samples are numbers, as in MXNet
+        self._data = [d.asnumpy() if isinstance(d, NDArray) and d.ndim == 1 else with_fast_rows(d) for d in args]
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, idx: Any) -> Any:
         return self._data[0][idx] if len(self._data) == 1 else tuple(data[idx] for data in self._data)
-
-
-def _rows(data: Any) -> Any:
-    if not isinstance(data, NDArray):
-        return data
-    if data.ndim == 1:
-        return data.asnumpy()  # its samples are numbers, as in MXNet
-    return Rows(data) if data.context.device_type == "cpu" else data
 
 
 class RecordFileDataset(Dataset):

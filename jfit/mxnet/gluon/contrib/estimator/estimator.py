@@ -14,8 +14,7 @@ from jfit.mxnet.gluon.contrib.estimator import event_handler as events
 from jfit.mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
 from jfit.mxnet.gluon.data.dataloader import DataLoader
 from jfit.mxnet.gluon.loss import Loss, SoftmaxCrossEntropyLoss
-from jfit.mxnet.metric import Accuracy
-from jfit.mxnet.metric import Loss as LossMetric
+from jfit.mxnet.metric import create
 from jfit.mxnet.ndarray_classes import Trainer
 
 __all__ = ["Estimator"]
@@ -103,8 +102,8 @@ class Estimator:
             raise ValueError("batch_processor needs the methods fit_batch and evaluate_batch; derive it from BatchProcessor.")
 
     def _default_metrics(self) -> list[Any]:
-        accuracy: list[Any] = [Accuracy()] if isinstance(self.loss, SoftmaxCrossEntropyLoss) else []
-        return [*accuracy, LossMetric(self.loss.name.rstrip("1234567890"))]
+        loss = create("loss", name=self.loss.name.rstrip("1234567890"))
+        return [create("acc"), loss] if isinstance(self.loss, SoftmaxCrossEntropyLoss) else [loss]
 
     def _initialize(self, initializer: Any) -> None:
         try:

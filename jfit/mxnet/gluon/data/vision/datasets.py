@@ -14,7 +14,7 @@ import numpy as np
 from jfit.data.files.mnist_iter import read_idx
 from jfit.formats.atomic import FormatError, read_file
 from jfit.mxnet.errors import MissingFile, translated
-from jfit.mxnet.gluon.data.dataset import Dataset, RecordFileDataset, Rows
+from jfit.mxnet.gluon.data.dataset import Dataset, RecordFileDataset, with_fast_rows
 from jfit.mxnet.image.functions import imdecode, imread
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.recordio import unpack
@@ -42,7 +42,7 @@ class _InMemory(Dataset):
             problem = f"{len(images)} images, but {len(labels)} labels"
             raise ValueError(f"{type(self).__name__}: the files in {self._root} have {problem}; get them again.")
         self._data, self._label = NDArray(images), labels.astype(np.int32)
-        self._rows = Rows(self._data)
+        self._rows = with_fast_rows(self._data)
 
     def _read(self) -> tuple[np.ndarray, np.ndarray]:
         raise NotImplementedError
