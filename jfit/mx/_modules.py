@@ -16,6 +16,7 @@ _ARRAYS = "mxnet.ndarray_classes"
 # "name=other" is called `other` there, "*" are all its public names, "" is the module of the table itself.
 TABLE: dict[str, str | dict[str, str]] = {
     "attribute": {"graph.scopes": "AttrScope"},
+    "autograd": "mxnet.autograd",
     "base": {"mxnet.errors": "DamagedFile MXNetError MissingFile ReshapeError string_types translated"},
     "callback": {
         "mxnet.callback": "BatchEndParam LogValidationMetricsCallback ProgressBar Speedometer do_checkpoint log_train_metric "
@@ -31,7 +32,13 @@ TABLE: dict[str, str | dict[str, str]] = {
     "contrib.svrg_optimization.svrg_module": {_ARRAYS: "SVRGModule"},
     "contrib.svrg_optimization.svrg_optimizer": {"mxnet.optimizer.svrg": "_AssignmentOptimizer _SVRGOptimizer"},
     "executor": "mxnet.executor.executor",
-    "gluon": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict Trainer utils", "": "parameter trainer"},
+    "gluon": {
+        _ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict Trainer utils",
+        "mxnet.gluon.block": "Block",
+        "mxnet.gluon.hybrid": "HybridBlock SymbolBlock",
+        "": "block parameter trainer",
+    },
+    "gluon.block": {"mxnet.gluon.block": "Block", "mxnet.gluon.hybrid": "HybridBlock SymbolBlock"},
     "gluon.parameter": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict"},
     "gluon.trainer": {_ARRAYS: "Trainer"},
     "gluon.utils": "mxnet.gluon.utils",
