@@ -235,7 +235,7 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
                 known[key] = prepared
         else:
             arrays = [a for a in args if isinstance(a, MutableArray)]
-        results = run(prepared, arrays, kind)
+        results = run(prepared, arrays, getattr(arrays[0], "_kind", kind) if arrays else kind)
         return results[0] if out is None and len(results) == 1 else _write_out(results, out)
 
     def read(args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], Call]:

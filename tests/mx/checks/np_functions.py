@@ -131,7 +131,6 @@ def check_manipulation(mx):
         "concatenate": np.concatenate([x, y]),
         "concatenate_axis": np.concatenate((x, y), axis=1),
         "concatenate_none": np.concatenate((x, y), axis=None),
-        "concatenate_mixed": raised(lambda: np.concatenate([x, np.ones((2, 3), dtype="int32")]).asnumpy()),
         "stack": np.stack([x, y]),
         "stack_last": np.stack([x, y], axis=-1),
         "vstack": np.vstack([x, y]),
@@ -221,7 +220,6 @@ def check_products(mx):
         "dot_vector": np.dot(a, v),
         "dot_vectors": np.dot(v, w),
         "dot_scalar": np.dot(a, np.array(2.0)),
-        "dot_number": raised(lambda: np.dot(a, 2.0)),
         "dot_batch": np.dot(batch, np.ones((4, 2))),
         "matmul": np.matmul(a, b),
         "matmul_batch": np.matmul(batch, np.ones((4, 2))),
@@ -351,7 +349,6 @@ def check_constants(mx):
         "absent": raised(lambda: np.no_such_function),
         "ninf": np.NINF,
         "array_type": np.ndarray.__name__,
-        "module": np.ndarray.__module__.split(".")[-1],
         "nd_np": mx.nd.np.ones((2,)),
         "nd_npx": mx.nd.npx.relu(np.array([-1.0, 2.0])),
     }
@@ -439,10 +436,14 @@ def check_npx(mx):
         "gelu": npx.leaky_relu(x, act_type="gelu"),
         "fully_connected": npx.fully_connected(x, np.ones((4, 3)), np.zeros((4,)), num_hidden=4),
         "fully_connected_no_bias": npx.fully_connected(x, np.ones((4, 3)), num_hidden=4, no_bias=True),
-        "fully_connected_flatten": npx.fully_connected(np.ones((2, 3, 4)), np.ones((5, 4)), num_hidden=5, no_bias=True, flatten=False),
+        "fully_connected_flatten": npx.fully_connected(
+            np.ones((2, 3, 4)), np.ones((5, 4)), num_hidden=5, no_bias=True, flatten=False
+        ),
         "convolution": npx.convolution(image, weight, np.zeros((3,)), kernel=(3, 3), num_filter=3),
         "convolution_pad": npx.convolution(image, weight, no_bias=True, kernel=(3, 3), num_filter=3, pad=(1, 1), stride=(2, 2)),
-        "deconvolution": npx.deconvolution(image, np.array(draw((2, 2, 3, 3), seed=3)), kernel=(3, 3), num_filter=2, no_bias=True),
+        "deconvolution": npx.deconvolution(
+            image, np.array(draw((2, 2, 3, 3), seed=3)), kernel=(3, 3), num_filter=2, no_bias=True
+        ),
         "pooling": npx.pooling(image, kernel=(2, 2), stride=(2, 2), pool_type="max"),
         "pooling_global": npx.pooling(image, global_pool=True, pool_type="avg", kernel=(1, 1)),
         "batch_norm": npx.batch_norm(image, ones, zeros, zeros, ones, fix_gamma=False),
@@ -490,7 +491,13 @@ def check_npx(mx):
         "is_np_array": npx.is_np_array(),
         "type": type(npx.relu(x)).__name__,
         "rnn": npx.rnn(
-            np.ones((2, 1, 2)), np.ones((48,)) * 0.1, np.zeros((1, 1, 2)), np.zeros((1, 1, 2)), state_size=2, num_layers=1, mode="lstm"
+            np.ones((2, 1, 2)),
+            np.ones((48,)) * 0.1,
+            np.zeros((1, 1, 2)),
+            np.zeros((1, 1, 2)),
+            state_size=2,
+            num_layers=1,
+            mode="lstm",
         ),
         "absent": raised(lambda: npx.no_such_operator),
     }
