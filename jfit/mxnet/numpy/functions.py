@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.mxnet.errors import MXNetError, ReshapeError
+from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.numpy import create
@@ -168,7 +168,7 @@ def _list_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
     try:
         result = compute(fn, args, kwargs)
     except MXNetError as error:
-        raise ReshapeError(str(error)) from error  # also a ValueError
+        raise ValueError(str(error)) from error  # the exception of MXNet for sections that do not divide the axis
     return result if isinstance(result, list) else [result]
 
 
