@@ -244,7 +244,7 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
             arrays, prepared = read(args, kwargs)
             if key is not None and len(arrays) == count and len(known) < 256 and op.resolve is None:
                 known[key] = prepared
-        results = run(prepared, arrays, kind)
+        results = run(prepared, arrays, getattr(arrays[0], "_kind", kind) if arrays else kind)
         return results[0] if out is None and len(results) == 1 else _write_out(results, out)
 
     def read(args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], Call]:
