@@ -153,3 +153,13 @@ def test_a_script_is_run_once_unless_it_chose_a_start_method(method, tmp_path):
 def test_batches_of_lists_of_numbers():
     loader = DataLoader(PAIRS, batch_sampler=BatchSampler(SequentialSampler(4), 2), num_workers=1, prefetch=0)
     assert [labels for _, labels in values(loader)] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "thread_pool": True}])
+def test_batches_are_numpy_arrays_if_these_are_switched_on(options):
+    mx.npx.set_np()
+    try:
+        data = ArrayDataset(mx.np.ones((3, 2)), np.arange(3))
+        assert [type(part) for batch in DataLoader(data, 2, **options) for part in batch] == [mx.np.ndarray] * 4
+    finally:
+        mx.npx.reset_np()

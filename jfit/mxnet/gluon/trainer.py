@@ -88,7 +88,6 @@ class Trainer:
 
     learning_rate = property(attrgetter("_optimizer.learning_rate"), doc="The optimizer's current learning rate.")
     optimizer = property(attrgetter("_optimizer"), doc="The optimizer.")
-    optimizer = property(attrgetter("_optimizer"), doc="The optimizer.")
 
     @property
     def params(self) -> Any:

@@ -17,10 +17,12 @@ import numpy as np
 from jfit.mxnet.context import Context
 from jfit.mxnet.errors import MissingFile, MXNetError
 from jfit.mxnet.kvstore.transfer import device_put_all
-from jfit.mxnet.mutable import as_array
+from jfit.mxnet.mutable import as_array, mutable_class
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array
-from jfit.mxnet.util import is_np_shape
+from jfit.mxnet.numpy.arrays import current_kind
+from jfit.mxnet.numpy.create import array as np_array
+from jfit.mxnet.util import is_np_array, is_np_shape
 
 
 def split_data(data: Any, num_slice: int, batch_axis: int = 0, even_split: bool = True) -> list[NDArray]:
@@ -50,7 +52,8 @@ def split_data(data: Any, num_slice: int, batch_axis: int = 0, even_split: bool 
         raise ValueError(f"a batch of {size} rows cannot be split evenly into {num_slice} slices; pass even_split=False.")
     values = as_array(data)
     split = jnp.array_split if isinstance(values, jax.Array) else np.array_split
-    return [NDArray(part) for part in split(values, num_slice, batch_axis)]
+    kind = mutable_class(data) if isinstance(data, NDArray) else current_kind()
+    return [kind(part) for part in split(values, num_slice, batch_axis)]
 
 
 def split_and_load(data: Any, ctx_list: Sequence[Context], batch_axis: int = 0, even_split: bool = True) -> list[NDArray]:
@@ -69,9 +72,10 @@ def split_and_load(data: Any, ctx_list: Sequence[Context], batch_axis: int = 0, 
         >>> [part.asnumpy().tolist() for part in split_and_load([1, 2], [mx.cpu(0)])]
         [[1.0, 2.0]]
     """
-    data = data if isinstance(data, NDArray) else array(data, ctx=ctx_list[0])
+    if not isinstance(data, NDArray):
+        data = (np_array if is_np_array() else array)(data, ctx=ctx_list[0])
     parts = [data] if len(ctx_list) == 1 else split_data(data, len(ctx_list), batch_axis, even_split)
-    return [NDArray(v) for v in device_put_all([part.value for part in parts], [ctx.device for ctx in ctx_list])]
+    return [mutable_class(data)(v) for v in device_put_all([part.value for part in parts], [ctx.device for ctx in ctx_list])]
 
 
 def clip_global_norm(arrays: Sequence[Any], max_norm: float, check_isfinite: bool = True) -> Any:

@@ -19,9 +19,10 @@ from jfit.data.images.codec import decode
 from jfit.data.images.crops import Box, scale_down
 from jfit.formats.atomic import read_file
 from jfit.mxnet.errors import translated
-from jfit.mxnet.mutable import MutableArray
-from jfit.mxnet.ndarray.array import NDArray, function
+from jfit.mxnet.mutable import MutableArray, mutable_class
+from jfit.mxnet.ndarray.array import NDArray, copy_as, function
 from jfit.mxnet.ndarray.create import as_ndarrays
+from jfit.mxnet.numpy.arrays import current_kind
 
 _MAX_TRIES = 10
 
@@ -29,7 +30,7 @@ _MAX_TRIES = 10
 def on_host(src: Any, change: Callable[[np.ndarray], np.ndarray]) -> Any:
     """Return `change(image)`, a function of a NumPy array, as an NDArray if the image is one, else as a NumPy array."""
     if isinstance(src, MutableArray):
-        return as_ndarrays(change(src.asnumpy()))
+        return _created(change(src.asnumpy()), mutable_class(src))
     return change(np.asarray(src))
 
 
@@ -58,7 +59,7 @@ def imdecode(buf: Any, flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -
     content = buf.asnumpy().tobytes() if isinstance(buf, MutableArray) else bytes(buf)
     with translated():
         array = decode(content, "RGB" if flag else "L")
-    return _to_out(as_ndarrays(array[..., ::-1] if flag and not to_rgb else array), out)
+    return _to_out(_created(array[..., ::-1] if flag and not to_rgb else array, current_kind()), out)
 
 
 def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -> NDArray:
@@ -85,7 +86,11 @@ def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: int | bool =
     """
     with translated():
         array = decode(read_file(filename), "RGB" if flag else "L", filename)
-    return _to_out(as_ndarrays(array[..., ::-1] if flag and not to_rgb else array), out)
+    return _to_out(_created(array[..., ::-1] if flag and not to_rgb else array, current_kind()), out)
+
+
+def _created(value: np.ndarray, kind: Any) -> Any:
+    return kind(copy_as(value, value.dtype))
 
 
 def _to_out(result: Any, out: Any) -> Any:

@@ -471,3 +471,32 @@ def check_utils(mx):
     except OSError:
         out["replace a missing file"] = "OSError"
     return out
+
+
+def check_numpy_arrays(mx):
+    data, transforms = mx.gluon.data, mx.gluon.data.vision.transforms
+
+    def kinds(*arrays):
+        return [[type(a).__name__, list(a.shape), str(a.dtype)] for a in arrays]
+
+    mx.npx.set_np()
+    try:
+        x = mx.np.array(np.arange(12).reshape(4, 3).astype("float32"))
+        image = mx.np.array(images(1)[0], dtype="uint8")
+        parts = mx.gluon.utils.split_and_load(x, [mx.cpu(0), mx.cpu(0)])
+        return {
+            "array": kinds(*next(iter(data.DataLoader(data.ArrayDataset(x, np.arange(4)), 2)))),
+            "values": next(iter(data.DataLoader(data.ArrayDataset(x, np.arange(4)), 2)))[0].asnumpy(),
+            "numbers": kinds(next(iter(data.DataLoader([1, 2], 2)))),
+            "to tensor": kinds(transforms.ToTensor()(image)),
+            "composed": kinds(transforms.Compose([transforms.ToTensor(), transforms.Normalize(0.5, 0.5)])(image)),
+            "resize": kinds(transforms.Resize(4)(image)),
+            "center crop": kinds(transforms.CenterCrop(3)(image)),
+            "cast": kinds(transforms.Cast("int32")(image)),
+            "split": kinds(*mx.gluon.utils.split_data(x, 2)),
+            "load": kinds(*parts),
+            "loaded": [p.asnumpy() for p in parts],
+            "known": [mx.gluon.utils.shape_is_known(s) for s in ((), (2, 0), (2, -1))],
+        }
+    finally:
+        mx.npx.reset_np()

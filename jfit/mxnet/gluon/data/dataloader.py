@@ -29,6 +29,7 @@ from jfit.mxnet.gluon.data.dataset import with_fast_rows
 from jfit.mxnet.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from jfit.mxnet.mutable import mutable_class, on_host
 from jfit.mxnet.ndarray.array import NDArray, copy_as, function
+from jfit.mxnet.numpy.arrays import current_kind
 from jfit.mxnet.util import is_np_array, is_np_shape, set_np
 
 __all__ = ["DataLoader", "default_batchify_fn", "default_mp_batchify_fn"]
@@ -55,7 +56,7 @@ def default_batchify_fn(data: Sequence[Any]) -> Any:
         return [default_batchify_fn(column) for column in zip(*data, strict=True)]
     if not isinstance(first, NDArray):
         stacked = np.asarray(data)
-        return NDArray(copy_as(stacked, stacked.dtype))
+        return current_kind()(copy_as(stacked, stacked.dtype))
     if len({x.shape for x in data}) > 1 or first.context.device_type != "cpu":
         return function("stack")(*data)
     stacked = np.stack([np.asarray(x.value) for x in data])

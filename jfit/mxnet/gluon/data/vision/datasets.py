@@ -16,7 +16,7 @@ from jfit.formats.atomic import FormatError, read_file
 from jfit.mxnet.errors import MissingFile, translated
 from jfit.mxnet.gluon.data.dataset import Dataset, RecordFileDataset, with_fast_rows
 from jfit.mxnet.image.functions import imdecode, imread
-from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.numpy.arrays import current_kind
 from jfit.mxnet.recordio import unpack
 
 __all__ = ["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "ImageFolderDataset", "ImageRecordDataset"]
@@ -41,7 +41,7 @@ class _InMemory(Dataset):
         if len(images) != len(labels):
             problem = f"{len(images)} images, but {len(labels)} labels"
             raise ValueError(f"{type(self).__name__}: the files in {self._root} have {problem}; get them again.")
-        self._data, self._label = NDArray(images), labels.astype(np.int32)
+        self._data, self._label = current_kind()(images), labels.astype(np.int32)
         self._rows = with_fast_rows(self._data)
 
     def _read(self) -> tuple[np.ndarray, np.ndarray]:
