@@ -9,7 +9,7 @@ from jfit.mxnet import (
     initializer as initializer, metric as metric, ndarray as nd, ndarray as ndarray,
     ndarray_classes as gluon, ndarray_classes as kv, ndarray_classes as kvstore, ndarray_classes as mod,
     ndarray_classes as model, ndarray_classes as module, ndarray_classes as mon, ndarray_classes as monitor,
-    operator as operator, optimizer as optimizer, random as random, random as rnd, recordio as recordio, rnn as rnn,
+    numpy as np, numpy as numpy, operator as operator, optimizer as optimizer, random as random, random as rnd, recordio as recordio, rnn as rnn,
     symbol as sym, symbol as symbol, util as util, visualization as visualization, visualization as viz,
 )
 from jfit.mxnet.context import (
@@ -20,6 +20,7 @@ from jfit.mxnet.errors import MXNetError as MXNetError
 from jfit.mxnet.executor import executor as executor
 from jfit.mxnet.executor.executor import Executor as Executor
 from jfit.mxnet.io import arrays as io
+from jfit.mxnet.numpy import extension as npx, extension as numpy_extension
 from jfit.mxnet.optimizer import lr_scheduler as lr_scheduler
 from jfit.mxnet.util import (
     is_np_array as is_np_array, is_np_shape as is_np_shape, np_array as np_array, np_shape as np_shape,
@@ -32,6 +33,7 @@ __all__ = [
     "AttrScope", "Context", "Executor", "MXNetError", "attribute", "autograd", "base", "callback", "context", "contrib", "cpu",
     "cpu_pinned", "current_context", "executor", "gluon", "gpu", "image", "img", "init", "initializer", "io", "is_np_array",
     "is_np_shape", "kv", "kvstore", "lr_scheduler", "metric", "mod", "model", "module", "mon", "monitor", "name", "nd",
-    "ndarray", "np_array", "np_shape", "num_gpus", "operator", "optimizer", "random", "recordio", "rnd", "rnn", "set_np_shape",
-    "sym", "symbol", "tpu", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
+    "ndarray", "np", "np_array", "np_shape", "npx", "num_gpus", "numpy", "numpy_extension", "operator", "optimizer", "random",
+    "recordio", "rnd", "rnn", "set_np_shape", "sym", "symbol", "tpu", "use_np", "use_np_array", "use_np_shape", "util",
+    "visualization", "viz",
 ]
