@@ -4,6 +4,7 @@ import fnmatch
 import functools
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jfit.mx import _alias, _check
-from jfit.mx.__main__ import main
+from jfit.mx.__main__ import _emulate_devices, main
 
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads((ROOT / "tests" / "golden" / "mxnet_names.json").read_text())
@@ -107,6 +108,18 @@ def test_run_runs_an_unchanged_script(tmp_path, as_module):
         "KeyError: 'at the end'",
     ]
     assert done.stderr.count("File ") == 1 and "script.py" in done.stderr
+
+
+def test_run_emulates_the_cpu_devices_that_a_script_names(monkeypatch):
+    for flags, expected in [("", "--xla_force_host_platform_device_count=3"), ("--xla_a=1", None)]:
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        _emulate_devices("ctx = [mx.cpu(0), mx.cpu(2)]")
+        assert os.environ["XLA_FLAGS"] == (expected or "--xla_a=1 --xla_force_host_platform_device_count=3")
+        _emulate_devices("mx.cpu(7)")  # as many as were asked for already
+        assert os.environ["XLA_FLAGS"].endswith("=3")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    _emulate_devices("mx.cpu()")
+    assert os.environ["XLA_FLAGS"] == ""
 
 
 def test_the_alias_gives_the_modules_of_jfit_mx_and_leaves_them_as_they_are():
