@@ -47,10 +47,11 @@ def table() -> dict[str, list[Status]]:
 def _statuses(space: str, names: Iterable[str]) -> Iterable[Status]:
     sample = SAMPLES[space]() if space in SAMPLES and status(space).kind != "missing" else None
     for name in names:
-        state = status(f"{space}.{name}")
-        if state.kind == "there" and sample is not None and not _has(sample, name):
-            state = missing(f"{space}.{name}")
-        yield state._replace(name=f"{space}.{name}")
+        path = f"{space}.{name}"
+        if sample is None:
+            yield status(path)._replace(name=path)
+        else:
+            yield Status(path, "there") if _has(sample, name) else missing(path)
 
 
 def _has(sample: Any, name: str) -> bool:

@@ -5,6 +5,7 @@ MXNet.  Of the classes that scripts call methods of, the public members are reco
 """
 
 import importlib
+import inspect
 import json
 import types
 from pathlib import Path
@@ -60,6 +61,13 @@ def names_of(module):
     return sorted(names)
 
 
+def works(kind, member):
+    """Return whether a member of a class is public, and not a method that only says that it is not there."""
+    value = getattr(kind, member)
+    source = inspect.getsource(value) if inspect.isfunction(value) else ""
+    return not member.startswith("_") and "has no attribute" not in source and "NotImplementedForSymbol" not in source
+
+
 def main():
     recorded = {}
     for path in MODULES:
@@ -68,7 +76,7 @@ def main():
     for path in CLASSES:
         home, _, name = path.rpartition(".")
         value = getattr(importlib.import_module("mxnet" + home[2:]), name)
-        recorded[path] = " ".join(sorted(member for member in dir(value) if not member.startswith("_")))
+        recorded[path] = " ".join(sorted(member for member in dir(value) if works(value, member)))
     target = Path(__file__).parent / "mxnet_names.json"
     target.write_text(json.dumps(recorded, indent=0) + "\n")
     print(f"{len(recorded)} namespaces, {sum(len(names.split()) for names in recorded.values())} names")
