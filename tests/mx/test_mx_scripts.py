@@ -17,7 +17,13 @@ suite = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(suite)
 
 RECORDED = json.loads(suite.GOLDEN.read_text())
-FAST = {"module_mlp", "lenet_fit"}
+FAST = {
+    "autograd_linear_regression",
+    "gluon_matrix_factorization",
+    "gluon_mlp_block",
+    "linear_regression_module",
+    "matrix_factorization",
+}
 CASES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in suite.names()]
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)(?!\w)")
 TOLERANCE = 1e-4  # relative; 5e-6 absolute, a few units of the last digit that "%f" prints
