@@ -134,6 +134,8 @@ class Names(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
+        if isinstance(node.value, ast.Constant) and node.value.value is None:
+            return  # `except ImportError: mx = None`
         self.visit(node.value)
         path = self._path(node.value)
         for target in node.targets:

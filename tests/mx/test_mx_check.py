@@ -18,7 +18,10 @@ from jfit.mx.__main__ import _emulate_devices, main
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads((ROOT / "tests" / "golden" / "mxnet_names.json").read_text())
 PROGRAM = """
-import mxnet as mx
+try:
+    import mxnet as mx
+except ImportError:
+    mx = None
 import numpy as np
 from mxnet import gluon, nd as arrays
 from mxnet.initializer import *
@@ -64,12 +67,10 @@ def test_check_lists_missing_and_different_names_with_line_and_remedy(program, c
     assert main(["check", str(program)]) == 1
     out = capsys.readouterr().out.replace(f"{program}:", "")
     lines = out.splitlines()
-    assert [line.split(":")[0] for line in lines[:-1]] == [
-        "6", "10", "11", "14", "18"
-    ]  # fmt: skip
-    assert lines[0].startswith("6: mx.rtc is missing: CUDA source")
-    assert "10: mx.nd.sgd_update" in out and "11: mx.nd.take differs: mode=" in out
-    assert "14: mx.nd.quux is missing" in out and "18: mx.nd.nothing is missing" in out
+    assert [line.split(":")[0] for line in lines[:-1]] == ["9", "13", "14", "17", "21"]
+    assert lines[0].startswith("9: mx.rtc is missing: CUDA source")
+    assert "13: mx.nd.sgd_update" in out and "14: mx.nd.take differs: mode=" in out
+    assert "17: mx.nd.quux is missing" in out and "21: mx.nd.nothing is missing" in out
     assert re.search(r" \d+ names of MXNet, \d+ there, 1 differs, \d missing$", lines[-1])
 
 
@@ -89,6 +90,7 @@ def test_a_wrong_command_prints_the_usage(capsys):
     assert main(["--help"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_module", [False, True])
 def test_run_runs_an_unchanged_script(tmp_path, as_module):
     (tmp_path / "helper.py").write_text("import mxnet.symbol\n\ndef double(x):\n    return x * 2\n")
