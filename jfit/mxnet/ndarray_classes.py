@@ -30,6 +30,7 @@ from jfit.mxnet.monitor import monitor
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import as_ndarrays
 from jfit.mxnet.numpy.arrays import ndarray
+from jfit.mxnet.numpy.symbols import as_numpy_symbol
 from jfit.mxnet.optimizer import Optimizer, updater
 from jfit.mxnet.symbol import Symbol, load
 from jfit.mxnet.util import is_np_array
@@ -39,11 +40,11 @@ def _symbol(graph: Any) -> Symbol:
     return graph if isinstance(graph, Symbol) else Symbol(graph.heads)
 
 
-def _types(kind: type[NDArray]) -> ArrayTypes:
-    return ArrayTypes(lambda value: value if isinstance(value, NDArray) else kind(value), kind, _symbol)
+def _types(kind: type[NDArray], symbol: Any) -> ArrayTypes:
+    return ArrayTypes(lambda value: value if isinstance(value, NDArray) else kind(value), kind, symbol)
 
 
-NDARRAYS, _NP_ARRAYS = _types(NDArray), _types(ndarray)
+NDARRAYS, _NP_ARRAYS = _types(NDArray, _symbol), _types(ndarray, as_numpy_symbol)
 
 
 # ------------------------------------------------------------------------------------------------ mx.optimizer, mx.kv
