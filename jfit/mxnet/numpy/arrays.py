@@ -9,13 +9,16 @@ from __future__ import annotations
 import functools
 import math
 import numbers
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jfit.graph.nodes import Entry
+from jfit.graph.scopes import raw_name_of
+from jfit.graph.symbol import Symbol
 from jfit.mxnet.context import Context
 from jfit.mxnet.errors import MXNetError, ReshapeError
 from jfit.mxnet.mutable import MutableArray
@@ -51,6 +54,16 @@ def elementwise(name: str) -> Callable[..., Any]:
     return compute
 
 
+def gate(fn: Callable[..., Any], arrays: Sequence[Any], static: dict[str, Any] | None = None) -> Any:
+    """Run, or record, a function of arrays; of Symbols, add it to their graph as a node with one output."""
+    if not isinstance(arrays[0], Symbol):
+        return call(fn, arrays, static, ndarray)
+    entries = [a.raw_heads[0] for a in arrays]
+    name = raw_name_of(None, f"np_{fn.__name__}", True)
+    node = function_call(fn, len(arrays), tuple((static or {}).items())).node(name, entries, False)
+    return type(arrays[0])([Entry(node, 0)])
+
+
 def write(out: Any, result: Any) -> Any:
     """Write a result into `out` and return `out`; return the result itself if `out` is None."""
     if out is None:
@@ -72,8 +85,8 @@ def unary(name: str, x: Any, out: Any = None, **options: Any) -> Any:
     """Apply an elementwise function of one array, or NumPy's to a number."""
     if options:
         check_options(name, options)
-    if isinstance(x, ndarray):
-        return write(out, call(elementwise(name), (x,), None, ndarray))
+    if isinstance(x, (ndarray, Symbol)):
+        return write(out, gate(elementwise(name), (x,)))
     if isinstance(x, numbers.Number):
         return write(out, getattr(np, name)(x))
     raise TypeError(f"mx.np.{name} takes an mx.np.ndarray or a number, found {type(x).__name__}; convert it with mx.np.array")
@@ -85,7 +98,9 @@ def binary(name: str, x1: Any, x2: Any, out: Any = None, **options: Any) -> Any:
         check_options(name, options)
     left, right = isinstance(x1, ndarray), isinstance(x2, ndarray)
     if left and right:
-        result = call(elementwise(name), (x1, x2), None, ndarray)
+        result = gate(elementwise(name), (x1, x2))
+    elif isinstance(x1, Symbol) or isinstance(x2, Symbol):
+        result = compute(elementwise(name), (x1, x2))
     elif left and isinstance(x2, numbers.Number):
         result = _with_number(name, x1, x2, False)
     elif right and isinstance(x1, numbers.Number):
@@ -342,12 +357,12 @@ def compute(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if not arrays:
         types = ", ".join(type(a).__name__ for a in args)
         raise AssertionError(f"{fn.__name__} takes mx.np.ndarrays, found {types}; convert them with mx.np.array")
-    return write(out, call(_apply, arrays, static, ndarray))
+    return write(out, gate(_apply, arrays, static))
 
 
 def _split(value: Any, arrays: list[Any]) -> Hashable:
     """Return an argument in hashable form without its arrays, which are appended to `arrays`."""
-    if isinstance(value, (ndarray, np.ndarray, jax.Array)):
+    if isinstance(value, (ndarray, np.ndarray, jax.Array, Symbol)):
         arrays.append(value)
         return _ARRAY
     if isinstance(value, (list, tuple)):

@@ -13,12 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit.mxnet.context import Context as Context
-from jfit.mxnet.context import cpu as cpu
-from jfit.mxnet.context import cpu_pinned as cpu_pinned
-from jfit.mxnet.context import current_context as current_context
-from jfit.mxnet.context import gpu as gpu
-from jfit.mxnet.context import num_gpus as num_gpus
+from jfit.mxnet import context, util
 from jfit.mxnet.errors import ReshapeError
 from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray import create
@@ -26,47 +21,46 @@ from jfit.mxnet.ndarray.create import waitall as waitall
 from jfit.mxnet.ndarray.invoke import function
 from jfit.mxnet.numpy import random as random
 from jfit.mxnet.numpy.arrays import ndarray
-from jfit.mxnet.util import is_np_array as is_np_array
-from jfit.mxnet.util import is_np_shape as is_np_shape
-from jfit.mxnet.util import reset_np as reset_np
-from jfit.mxnet.util import set_np as set_np
 
 # name -> operator; those without "=" have the same name
 _SAME = (  # names of operators of `mx.nd`
     "batch_dot erf erfinv gamma gammaln gather_nd log_softmax one_hot pick relu reshape_like shape_array sigmoid slice "
     "smooth_l1 softmax topk"
 )
-OPERATORS = {name: name for name in _SAME.split()} | {
-    "activation": "Activation",
-    "arange_like": "_contrib_arange_like",
-    "batch_flatten": "Flatten",
-    "batch_norm": "BatchNorm",
-    "cast": "Cast",
-    "convolution": "Convolution",
-    "deconvolution": "Deconvolution",
-    "dropout": "Dropout",
-    "embedding": "Embedding",
-    "fully_connected": "FullyConnected",
-    "layer_norm": "LayerNorm",
-    "leaky_relu": "LeakyReLU",
-    "multibox_detection": "_contrib_MultiBoxDetection",
-    "multibox_prior": "_contrib_MultiBoxPrior",
-    "multibox_target": "_contrib_MultiBoxTarget",
-    "pooling": "Pooling",
-    "rnn": "RNN",
-    "roi_pooling": "ROIPooling",
-    "sequence_mask": "SequenceMask",
-}
+_OTHER = (
+    "activation=Activation arange_like=_contrib_arange_like batch_flatten=Flatten batch_norm=BatchNorm cast=Cast "
+    "convolution=Convolution deconvolution=Deconvolution dropout=Dropout embedding=Embedding fully_connected=FullyConnected "
+    "layer_norm=LayerNorm leaky_relu=LeakyReLU multibox_detection=_contrib_MultiBoxDetection pooling=Pooling rnn=RNN "
+    "multibox_prior=_contrib_MultiBoxPrior multibox_target=_contrib_MultiBoxTarget roi_pooling=ROIPooling "
+    "sequence_mask=SequenceMask"
+)
+OPERATORS: dict[str, str] = {n: n for n in _SAME.split()} | dict(pair.split("=") for pair in _OTHER.split())  # type: ignore
+_CONTEXT = ("Context", "cpu", "cpu_pinned", "current_context", "gpu", "num_gpus")
+_UTIL = ("is_np_array", "is_np_shape", "reset_np", "set_np")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CONTEXT or name in _UTIL:
+        return getattr(context if name in _CONTEXT else util, name)
     if name not in OPERATORS:
         absent("mx.npx", name, __dir__())
     return function(OPERATORS[name], ndarray)
 
 
 def nonzero(a: Any) -> ndarray:
-    """Return the indices of the entries that are not 0, as an integer array (entries, a.ndim)."""
+    """Return the indices of the entries that are not 0.
+
+    Args:
+        a: ndarray.
+
+    Returns:
+        Integer ndarray (entries, a.ndim).
+
+    Example:
+        >>> from jfit.mx import np
+        >>> nonzero(np.array([0, 3])).tolist()
+        [[1]]
+    """
     return ndarray(np.argwhere(a.asnumpy()))
 
 
@@ -79,6 +73,9 @@ def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C") -> A
             remaining axes, -5 merges two axes, -6 splits an axis into the next two sizes.
         reverse: match sizes and codes to the axes from right to left.
         order: "C".
+
+    Returns:
+        ndarray; a view.
 
     Raises:
         ReshapeError: the sizes do not fit.
@@ -104,49 +101,82 @@ def _sizes_of(codes: Sequence[int], axes: list[int]) -> list[int]:
     sizes: list[int] = []
     rest, axis = iter(codes), 0
     for code in rest:
-        if code == -4:
-            end = len(axes)
-            sizes += axes[axis:end]
-            axis = end
-        elif code == -5:
+        taken = {-4: len(axes) - axis, -5: 2}.get(code, 1)
+        if code == -5:
             sizes.append(axes[axis] * axes[axis + 1])
-            axis += 2
         elif code == -6:
-            first, second, size = next(rest), next(rest), axes[axis]
-            first, second = (size // second if first == -1 else first), (size // first if second == -1 else second)
-            sizes += [first, second]
-            axis += 1
-        else:
-            if code == -2:
-                sizes.append(axes[axis])
-            elif code != -3:
-                sizes.append(code)
-            axis += 1
+            first, second = next(rest), next(rest)
+            sizes += [axes[axis] // second if first == -1 else first, axes[axis] // first if second == -1 else second]
+        elif code != -3:
+            sizes += axes[axis : axis + taken] if code in (-2, -4) else [code]
+        axis += taken
     return sizes
 
 
 def constraint_check(x: Any, msg: str = "") -> ndarray:
-    """Return a boolean array True; raises ValueError with this message if an entry of `x` is False."""
+    """Check that all entries of an array are true.
+
+    Args:
+        x: boolean ndarray.
+        msg: text of the error.
+
+    Returns:
+        ndarray of shape (), True.
+
+    Raises:
+        ValueError: an entry is False.
+
+    Example:
+        >>> from jfit.mx import np
+        >>> constraint_check(np.ones(2) > 0, "not positive")
+        array(True)
+    """
     if not x.asnumpy().all():
         raise ValueError(msg)
     return ndarray(np.array(True))
 
 
 def save(file: str | os.PathLike[str], arr: Any) -> None:
-    """Write an ndarray, a list of them or a dict of them by name to a file in MXNet's format, see `mx.nd.save`.
+    """Write arrays to a file in MXNet's format, see `mx.nd.save`.
+
+    Args:
+        file: path of the file.
+        arr: ndarray, list of them or dict of them by name.
 
     Raises:
         ValueError: NumPy semantics are off; call `set_np()` first.
+
+    Example:
+        >>> from jfit.mx import np, npx
+        >>> npx.set_np()
+        >>> save("np.params", {"a": np.ones(2)})
+        >>> load("np.params")["a"]
+        array([1., 1.])
+        >>> npx.reset_np()
     """
     _need_np("save")
     create.save(file, [arr] if isinstance(arr, ndarray) else arr)
 
 
 def load(file: str | os.PathLike[str]) -> Any:
-    """Read a file in MXNet's format; returns a list of ndarrays, or a dict of them by name.
+    """Read a file in MXNet's format, see `save`.
+
+    Args:
+        file: path of the file.
+
+    Returns:
+        List of ndarrays, or dict of them by name.
 
     Raises:
         ValueError: NumPy semantics are off; call `set_np()` first.
+
+    Example:
+        >>> from jfit.mx import np, npx
+        >>> npx.set_np()
+        >>> save("list.params", [np.ones(2)])
+        >>> load("list.params")
+        [array([1., 1.])]
+        >>> npx.reset_np()
     """
     _need_np("load")
     arrays = create.load(file)
@@ -156,9 +186,10 @@ def load(file: str | os.PathLike[str]) -> Any:
 
 
 def _need_np(name: str) -> None:
-    if not (is_np_shape() and is_np_array()):
+    if not (util.is_np_shape() and util.is_np_array()):
         raise ValueError(f"npx.{name} of mx.np.ndarrays needs NumPy semantics; call npx.set_np() first")
 
 
 def __dir__() -> list[str]:
-    return sorted({*(n for n in globals() if not n.startswith("_") and n != "OPERATORS"), *OPERATORS})
+    own = ("constraint_check", "load", "nonzero", "random", "reshape", "save", "waitall")
+    return sorted([*own, *_CONTEXT, *_UTIL, *OPERATORS])

@@ -255,7 +255,8 @@ def _dispatched(name: str, func: Any) -> Callable[..., Any]:
     return function(name) if name in names() else functools.partial(host, name, func)
 
 
-for _name in _METHODS.split():
+METHODS = (*_METHODS.split(), "flatten", "transpose")
+for _name in METHODS[:-2]:
     setattr(ndarray, _name, _method(_name))
 ndarray.flatten, ndarray.transpose = _flatten, _transpose  # type: ignore[method-assign]
 ndarray.__array_ufunc__, ndarray.__array_function__ = _array_ufunc, _array_function  # type: ignore[attr-defined]

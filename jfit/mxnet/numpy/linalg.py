@@ -17,7 +17,19 @@ _HOST = "cond eig eigvals lstsq matrix_power matrix_rank multi_dot qr"  # JAX co
 
 
 def svd(a: Any) -> tuple[Any, ...]:
-    """Return (u, s, v) with a = (u * s) @ v, s descending; u and v have as many columns and rows as `s` has values."""
+    """Compute the singular value decomposition a = (u * s) @ v.
+
+    Args:
+        a: ndarray (..., m, n).
+
+    Returns:
+        (u, s, v) of shapes (..., m, k), (..., k) and (..., k, n) with k = min(m, n), s descending.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> svd(mx.np.eye(2))[1].tolist()
+        [1.0, 1.0]
+    """
     return compute_with_out(jnp.linalg.svd, a, full_matrices=False)
 
 

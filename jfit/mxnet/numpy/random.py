@@ -23,22 +23,13 @@ from jfit.mxnet.ndarray.invoke import call
 from jfit.mxnet.numpy.arrays import ndarray, write
 from jfit.mxnet.random import seed as seed
 
-
-def _lognormal(k: Any, shape: Any, mean: Any = 0.0, sigma: Any = 1.0) -> Any:
-    return jnp.exp(mean + sigma * random.normal(k, shape))
-
-
-def _gamma(k: Any, n: Any, shape: Any, scale: Any = 1.0) -> Any:
-    return scale * random.gamma(k, shape, n)
-
-
 # Distribution -> function (key, shape of the result, parameters) of the samples.
 _SAMPLERS: dict[str, Callable[..., Any]] = {
     "uniform": lambda k, n, low=0.0, high=1.0: low + (high - low) * random.uniform(k, n),
     "normal": lambda k, n, loc=0.0, scale=1.0: loc + scale * random.normal(k, n),
-    "lognormal": _lognormal,
+    "lognormal": lambda k, n, mean=0.0, sigma=1.0: jnp.exp(mean + sigma * random.normal(k, n)),
     "exponential": lambda k, n, scale=1.0: scale * random.exponential(k, n),
-    "gamma": _gamma,
+    "gamma": lambda k, n, shape, scale=1.0: scale * random.gamma(k, shape, n),
     "beta": lambda k, n, a, b: random.beta(k, a, b, n),
     "chisquare": lambda k, n, df: 2.0 * random.gamma(k, df / 2.0, n),
     "gumbel": lambda k, n, loc=0.0, scale=1.0: loc + scale * random.gumbel(k, n),
@@ -47,19 +38,16 @@ _SAMPLERS: dict[str, Callable[..., Any]] = {
     "power": lambda k, n, a: jnp.exp(-random.exponential(k, n) / a),
     "rayleigh": lambda k, n, scale=1.0: scale * jnp.sqrt(2.0 * random.exponential(k, n)),
     "weibull": lambda k, n, a: random.exponential(k, n) ** (1.0 / a),
-    "bernoulli": lambda k, n, prob: random.bernoulli(k, prob, n).astype(np.float32),
 }
-_NO_DTYPE = "exponential gumbel logistic pareto power rayleigh weibull"
+_NO_DTYPE = ("exponential", "gumbel", "logistic", "pareto", "power", "rayleigh", "weibull")
+_OTHERS = {"rand": "uniform", "randn": "normal", "uniform_n": "uniform", "normal_n": "normal"}
 
 
 def _sizes(size: Any) -> tuple[int, ...]:
-    return (int(size),) if isinstance(size, (int, np.integer)) else tuple(map(int, size))
+    return () if size is None else (int(size),) if isinstance(size, (int, np.integer)) else tuple(map(int, size))
 
 
-def _drawn(sampler: Callable[..., Any], parameters: Any, size: Any, dtype: Any, ctx: Any, out: Any) -> Any:
-    """Draw samples of shape `size`; None: of the shape to which the parameters broadcast."""
-    shapes = [np.shape(p) for p in parameters]
-    shape = np.broadcast_shapes(*shapes) if size is None else _sizes(size)
+def _draw(sampler: Callable[..., Any], parameters: Any, shape: tuple[int, ...], dtype: Any, ctx: Any, out: Any) -> Any:
     arrays = [p if hasattr(p, "shape") else np.float32(p) for p in parameters]
     key = jax.random.key_data(keys.next_key())
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype or np.float32))
@@ -74,110 +62,178 @@ def _sample(key: Any, *parameters: Any, sampler: Callable[..., Any], shape: tupl
 
 @functools.cache
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name not in _SAMPLERS:
-        absent("mx.np.random", name, __dir__())
-    sampler = _SAMPLERS[name]
+    if name in ("rand", "randn"):
+        return lambda *size, **options: __getattr__(_OTHERS[name])(size=size, **options)
+    sampler = _SAMPLERS.get(_OTHERS.get(name, name)) or absent("mx.np.random", name, __dir__())
     own = list(inspect.signature(sampler).parameters.values())[2:]
-    rest = [n for n in ("size", "dtype", "ctx", "out") if n != "dtype" or name not in _NO_DTYPE.split()]
+    rest = [n for n in ("size", "dtype", "ctx", "out") if n != "dtype" or name not in _NO_DTYPE]
+    rest = ["batch_shape", "dtype", "ctx"] if name in _OTHERS else rest
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     signature = inspect.Signature([*own, *(inspect.Parameter(n, kind, default=None) for n in rest)])
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        values = bound.arguments
-        return _drawn(sampler, [values.pop(p.name) for p in own], *(values.get(n) for n in ("size", "dtype", "ctx", "out")))
+        given = bound.arguments
+        parameters = [given.pop(p.name) for p in own]
+        event = np.broadcast_shapes(*map(np.shape, parameters))
+        size = given.get("size")
+        shape = (*_sizes(given["batch_shape"]), *event) if name in _OTHERS else event if size is None else _sizes(size)
+        return _draw(sampler, parameters, shape, given.get("dtype"), given["ctx"], given.get("out"))
 
     draw.__name__, draw.__signature__ = name, signature  # type: ignore[attr-defined]
-    draw.__doc__ = f"Sample from the {name} distribution as `numpy.random.{name}`, of dtype float32 by default."
+    draw.__doc__ = f"Sample from the {_OTHERS.get(name, name)} distribution, as `numpy.random` does, in float32 by default."
     return draw
-
-
-def rand(*size: int, **kwargs: Any) -> ndarray:
-    """Sample y ~ U(0, 1) in the shape of the arguments."""
-    return __getattr__("uniform")(size=size, **kwargs)
-
-
-def randn(*size: int, **kwargs: Any) -> ndarray:
-    """Sample y ~ N(0, 1) in the shape of the arguments."""
-    return __getattr__("normal")(size=size, **kwargs)
-
-
-def uniform_n(low: Any = 0.0, high: Any = 1.0, batch_shape: Any = None, dtype: Any = None, ctx: Any = None) -> ndarray:
-    """Sample y ~ U(low, high) `batch_shape` times for each entry of the parameters."""
-    return _batch("uniform", (low, high), batch_shape, dtype, ctx)
-
-
-def normal_n(loc: Any = 0.0, scale: Any = 1.0, batch_shape: Any = None, dtype: Any = None, ctx: Any = None) -> ndarray:
-    """Sample y ~ N(loc, scale²) `batch_shape` times for each entry of the parameters."""
-    return _batch("normal", (loc, scale), batch_shape, dtype, ctx)
-
-
-def _batch(name: str, parameters: Any, batch_shape: Any, dtype: Any, ctx: Any) -> ndarray:
-    event = np.broadcast_shapes(*map(np.shape, parameters))
-    return _drawn(_SAMPLERS[name], parameters, (*_sizes(batch_shape or ()), *event), dtype, ctx, None)
 
 
 def bernoulli(
     prob: Any = None, logit: Any = None, size: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None
 ) -> ndarray:
-    """Sample 1 with probability `prob`, or 1 / (1 + exp(-logit)), and 0 otherwise."""
+    """Sample 1 with probability `prob` = 1 / (1 + exp(-logit)), and 0 otherwise.
+
+    Args:
+        prob: probability, a number or an array.
+        logit: the logarithm of the odds instead.
+        size: shape of the result; by default that of the parameter.
+        dtype: float32 by default.
+        ctx: device.
+        out: ndarray to write the samples into.
+
+    Returns:
+        ndarray of shape `size`.
+
+    Raises:
+        ValueError: both or neither of `prob` and `logit` are passed.
+
+    Example:
+        >>> bernoulli(prob=1.0, size=2)
+        array([1., 1.])
+    """
     if (prob is None) == (logit is None):
         raise ValueError("bernoulli takes either prob or logit")
-    return _drawn(
-        _bernoulli_of_logits if prob is None else _SAMPLERS["bernoulli"],
-        [logit if prob is None else prob],
-        size,
-        dtype,
-        ctx,
-        out,
-    )
+    parameter = logit if prob is None else prob
+    shape = np.shape(parameter) if size is None else _sizes(size)
+    return _draw(_of_logits if prob is None else _bernoulli, [parameter], shape, dtype, ctx, out)
 
 
-def _bernoulli_of_logits(k: Any, n: Any, logit: Any) -> Any:
-    return _SAMPLERS["bernoulli"](k, n, jax.nn.sigmoid(logit))
+def _bernoulli(key: Any, shape: tuple[int, ...], prob: Any) -> Any:
+    return random.bernoulli(key, prob, shape)
+
+
+def _of_logits(key: Any, shape: tuple[int, ...], logit: Any) -> Any:
+    return random.bernoulli(key, jax.nn.sigmoid(logit), shape)
 
 
 def randint(
     low: int, high: int | None = None, size: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None
 ) -> ndarray:
-    """Sample integers from low (inclusive) to high (exclusive); with one argument from 0 to `low`."""
+    """Sample integers uniformly from low (inclusive) to high (exclusive).
+
+    Args:
+        low: lower bound; with one argument it is the upper bound, and the lower is 0.
+        high: upper bound.
+        size: shape of the result; () by default.
+        dtype: an integer dtype.
+        ctx: device.
+        out: ndarray to write the samples into.
+
+    Returns:
+        ndarray of shape `size`.
+
+    Raises:
+        ValueError: the range is empty.
+
+    Example:
+        >>> randint(5, 6, size=2).tolist()
+        [5, 5]
+    """
     first, last = (0, low) if high is None else (low, high)
     if first >= last:
         raise ValueError(f"randint: low={first} must be below high={last}")
-    samples = random.randint(keys.next_key(), () if size is None else _sizes(size), first, last)
+    samples = random.randint(keys.next_key(), _sizes(size), first, last)
     return write(out, ndarray(place(samples.astype(jax.dtypes.canonicalize_dtype(dtype or int)), ctx)))
 
 
 def choice(a: Any, size: Any = None, replace: bool = True, p: Any = None, ctx: Any = None, out: Any = None) -> ndarray:
-    """Sample entries of an array of one axis, or of range(a), with probabilities `p`, with or without replacement."""
-    from_ = a if isinstance(a, int) else jnp.asarray(a)
-    p = None if p is None else jnp.asarray(p)
-    samples = random.choice(keys.next_key(), from_, () if size is None else _sizes(size), replace, p)
-    return write(out, ndarray(place(samples, ctx)))
+    """Sample entries of an array of one axis, or of range(a).
+
+    Args:
+        a: array (entries,), or an int.
+        size: shape of the result; () by default.
+        replace: whether an entry can be sampled twice.
+        p: probabilities (entries,); uniform by default.
+        ctx: device.
+        out: ndarray to write the samples into.
+
+    Returns:
+        ndarray of shape `size`.
+
+    Example:
+        >>> choice(3, size=2, p=[0, 1, 0]).tolist()
+        [1, 1]
+    """
+    entries, p = a if isinstance(a, int) else jnp.asarray(a), None if p is None else jnp.asarray(p)
+    return write(out, ndarray(place(random.choice(keys.next_key(), entries, _sizes(size), replace, p), ctx)))
 
 
 def shuffle(x: ndarray) -> None:
-    """Permute the rows of an array (entries along axis 0) in place."""
+    """Permute the rows of an array (entries along axis 0) in place.
+
+    Args:
+        x: ndarray (rows, ...).
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> x = mx.np.arange(3)
+        >>> shuffle(x)
+        >>> sorted(x.tolist())
+        [0.0, 1.0, 2.0]
+    """
     x[:] = ndarray(random.permutation(keys.next_key(), jnp.asarray(x)))
 
 
 def multinomial(n: int, pvals: Any, size: Any = None) -> ndarray:
-    """Sample how often each of len(pvals) outcomes occurs in `n` trials; the result has shape (*size, outcomes)."""
-    shape = () if size is None else _sizes(size)
+    """Sample how often each outcome occurs in `n` trials.
+
+    Args:
+        n: number of trials.
+        pvals: probabilities (outcomes,).
+        size: shape of the samples; () by default.
+
+    Returns:
+        ndarray (*size, outcomes) of integers.
+
+    Example:
+        >>> multinomial(5, [0.0, 1.0]).tolist()
+        [0, 5]
+    """
     p = jnp.asarray(pvals, np.float32)
-    drawn = random.categorical(keys.next_key(), jnp.log(p), shape=(*shape, n))
+    drawn = random.categorical(keys.next_key(), jnp.log(p), shape=(*_sizes(size), n))
     return ndarray(jax.nn.one_hot(drawn, len(p), dtype=np.int32).sum(axis=-2))
 
 
 def multivariate_normal(mean: Any, cov: Any, size: Any = None, check_valid: Any = None, tol: Any = None) -> ndarray:
-    """Sample vectors y ~ N(mean, cov); the result has shape (*size, *mean.shape)."""
+    """Sample vectors y ~ N(mean, cov).
+
+    Args:
+        mean: array (..., n).
+        cov: covariance (..., n, n).
+        size: shape of the samples; () by default.
+        check_valid, tol: accepted and ignored.
+
+    Returns:
+        ndarray (*size, ..., n).
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> multivariate_normal(mx.np.zeros(2), mx.np.eye(2), size=3).shape
+        (3, 2)
+    """
     mean, cov = jnp.asarray(mean), jnp.asarray(cov)
     shape = None if size is None else (*_sizes(size), *mean.shape[:-1])
     return ndarray(random.multivariate_normal(keys.next_key(), mean, cov, shape))
 
 
 def __dir__() -> list[str]:
-    return sorted(
-        {*(n for n, f in globals().items() if n[0] != "_" and callable(f) and n not in ("Any", "Callable")), *_SAMPLERS}
-    )
+    own = (n for n, f in globals().items() if n[0] != "_" and getattr(f, "__module__", "") == __name__)
+    return sorted([*own, *_SAMPLERS, *_OTHERS, "seed"])

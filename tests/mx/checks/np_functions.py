@@ -24,10 +24,10 @@ def check_unary(mx):
         x = np.array(draw((2, 3), low, high))
         values |= {name: getattr(np, name)(x) for name in names.split()}
     integers = np.array([1, 2, 7], dtype="int32")
-    for name in "abs sign square negative sqrt exp floor invert bitwise_not logical_not".split():
+    for name in ["abs", "sign", "square", "negative", "sqrt", "exp", "floor", "invert", "bitwise_not", "logical_not"]:
         values[f"{name}_int"] = getattr(np, name)(integers)
     special = np.array([onp.nan, onp.inf, -onp.inf, 0.0])
-    for name in "isnan isinf isfinite isposinf isneginf nan_to_num".split():
+    for name in ["isnan", "isinf", "isfinite", "isposinf", "isneginf", "nan_to_num"]:
         values[f"{name}_special"] = getattr(np, name)(special)
     out = np.zeros((2, 3))
     same = np.sqrt(np.ones((2, 3)) * 4, out=out)
@@ -50,14 +50,45 @@ def check_binary(mx):
     x, y = np.array(draw((2, 3), 0.5, 3)), np.array(draw((2, 3), 0.5, 3, seed=1))
     row = np.array([1.0, 2.0, 0.5])
     values = {}
-    for name in (
-        "add subtract multiply divide true_divide mod remainder power maximum minimum arctan2 hypot copysign ldexp equal "
-        "not_equal greater less greater_equal less_equal"
-    ).split():
+    for name in [
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+        "true_divide",
+        "mod",
+        "remainder",
+        "power",
+        "maximum",
+        "minimum",
+        "arctan2",
+        "hypot",
+        "copysign",
+        "ldexp",
+        "equal",
+        "not_equal",
+        "greater",
+        "less",
+        "greater_equal",
+        "less_equal",
+    ]:
         f = getattr(np, name)
         values |= {name: f(x, y), f"{name}_row": f(x, row), f"{name}_number": f(x, 2), f"{name}_left": f(2, x)}
     a, b = np.array([4, 6, 9], dtype="int32"), np.array([6, 4, 2], dtype="int32")
-    for name in "add multiply power maximum minimum bitwise_and bitwise_or bitwise_xor lcm greater true_divide mod".split():
+    for name in [
+        "add",
+        "multiply",
+        "power",
+        "maximum",
+        "minimum",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "lcm",
+        "greater",
+        "true_divide",
+        "mod",
+    ]:
         values[f"{name}_int"] = getattr(np, name)(a, b)
     out = np.zeros((2, 3))
     np.add(x, y, out=out)
@@ -77,13 +108,31 @@ def check_reductions(mx):
     np = mx.np
     x = np.array(draw((2, 3, 2)))
     values = {}
-    for name in "sum prod mean std var max min amax amin all any argmax argmin cumsum average sometrue product".split():
+    for name in [
+        "sum",
+        "prod",
+        "mean",
+        "std",
+        "var",
+        "max",
+        "min",
+        "amax",
+        "amin",
+        "all",
+        "any",
+        "argmax",
+        "argmin",
+        "cumsum",
+        "average",
+        "sometrue",
+        "product",
+    ]:
         f = getattr(np, name)
         values |= {name: f(x), f"{name}_axis": f(x, axis=1)}
         if name not in ("argmax", "argmin", "cumsum", "average"):
             values |= {f"{name}_axes": f(x, axis=(0, 2)), f"{name}_keepdims": f(x, axis=-1, keepdims=True)}
     integers = np.array([[1, 2, 7], [3, 1, 5]], dtype="int32")
-    for name in "sum prod mean max min cumsum argmax std".split():
+    for name in ["sum", "prod", "mean", "max", "min", "cumsum", "argmax", "std"]:
         values[f"{name}_int"] = getattr(np, name)(integers)
     weights = np.array([1.0, 2.0, 3.0])
     return values | {
@@ -344,7 +393,10 @@ def check_constants(mx):
         "inf": np.inf,
         "nan": np.isnan(np.array([np.nan])),
         "newaxis": np.newaxis is None,
-        "dtypes": [onp.dtype(getattr(np, n)).name for n in "float16 float32 float64 int8 uint8 int32 int64 bool_".split()],
+        "dtypes": [
+            onp.dtype(getattr(np, n)).name
+            for n in ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool_"]
+        ],
         "finfo": float(np.finfo("float32").eps),
         "absent": raised(lambda: np.no_such_function),
         "ninf": np.NINF,
@@ -506,3 +558,116 @@ def check_npx(mx):
 def check_npx_needs_np(mx):
     mx.npx.reset_np()
     return {"save": raised(mx.npx.save, "legacy.params", []), "load": raised(mx.npx.load, "legacy.params")}
+
+
+@with_np
+def check_gradients(mx):
+    np, npx = mx.np, mx.npx
+    start, rows, mask = draw((2, 3), 0.3, 0.9), np.array([1, 0], dtype="int32"), np.array([[1, 0, 1], [0, 1, 1]], dtype="bool")
+    losses = {
+        "sum": lambda x: np.sum(x * x),
+        "mean": lambda x: x.mean(),
+        "exp": lambda x: np.exp(x).sum(),
+        "tanh": lambda x: np.tanh(x).sum(),
+        "sqrt": lambda x: np.sqrt(x).sum(),
+        "log": lambda x: np.log(x).sum(),
+        "sin": lambda x: np.sin(x).sum(),
+        "power": lambda x: (x**3).sum(),
+        "power_left": lambda x: (2**x).sum(),
+        "divide": lambda x: (1 / x).sum(),
+        "dot": lambda x: np.dot(x, x.T).sum(),
+        "matmul": lambda x: (x @ np.ones((3, 2))).sum(),
+        "einsum": lambda x: np.einsum("ij,ij->", x, x),
+        "reshape": lambda x: (x.reshape(3, 2) * np.array([1.0, 2.0])).sum(),
+        "transpose": lambda x: (x.T[0] * 3).sum(),
+        "slice": lambda x: (x[:, 1:] * 2).sum(),
+        "row": lambda x: x[1].sum() * 4,
+        "entry": lambda x: x[0, 1] * x[1, 2],
+        "index_array": lambda x: (x[rows] * np.array([[1.0], [2.0]])).sum(),
+        "concatenate": lambda x: (np.concatenate([x, 2 * x]) ** 2).sum(),
+        "stack": lambda x: np.stack([x, x * x]).sum(),
+        "split": lambda x: (np.split(x, 3, axis=1)[1] * 5).sum(),
+        "where": lambda x: np.where(mask, x, x * x).sum(),
+        "clip": lambda x: np.clip(x, 0.4, 0.7).sum(),
+        "maximum": lambda x: np.maximum(x, 0.6).sum(),
+        "max": lambda x: np.max(x, axis=1).sum(),
+        "var": lambda x: np.var(x),
+        "norm": lambda x: np.linalg.norm(x),
+        "broadcast": lambda x: (x * np.array([1.0, 2.0, 3.0])).sum(),
+        "broadcast_to": lambda x: np.broadcast_to(x, (4, 2, 3)).sum(),
+        "cumsum": lambda x: np.cumsum(x).sum(),
+        "pad": lambda x: (np.pad(x, ((1, 1), (0, 0))) * 2).sum(),
+        "take": lambda x: np.take(x, rows, axis=1).sum(),
+        "astype": lambda x: (x.astype("float16") * 2).astype("float32").sum(),
+        "copy": lambda x: (x.copy() * 3).sum(),
+        "softmax": lambda x: (npx.softmax(x)[:, 0]).sum(),
+        "fully_connected": lambda x: npx.fully_connected(x, np.ones((4, 3)), num_hidden=4, no_bias=True).sum(),
+        "numpy": lambda x: onp.sum(onp.exp(x)),
+    }
+    values = {}
+    for name, loss in losses.items():
+        x = np.array(start)
+        x.attach_grad()
+        with mx.autograd.record():
+            y = loss(x)
+        y.backward()
+        values |= {name: x.grad, f"{name}_loss": y}
+    x = np.array([1.0, 2.0])
+    x.attach_grad()
+    with mx.autograd.record():
+        y = x * 2
+        z = (y.detach() * x).sum()
+    z.backward()
+    return values | {
+        "detach": x.grad,
+        "grad_type": isinstance(x.grad, np.ndarray),
+        "vector": grad_of_vector(mx),
+    }
+
+
+def grad_of_vector(mx):
+    x = mx.np.array([1.0, 2.0, 3.0])
+    x.attach_grad()
+    with mx.autograd.record():
+        y = x * x
+    y.backward(mx.np.array([1.0, 10.0, 100.0]))
+    return x.grad
+
+
+@with_np
+def check_blocks(mx):
+    np, values = mx.np, {}
+
+    class Net(mx.gluon.HybridBlock):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            with self.name_scope():
+                self.w = self.params.get("w", shape=(4, 3), init=mx.init.Constant(0.1))
+                self.b = self.params.get("b", shape=(3,), init=mx.init.Constant(0.2))
+
+        def hybrid_forward(self, F, x, w, b):
+            h = F.np.tanh(F.np.dot(x, w) + b)
+            h = F.np.concatenate([h, F.np.exp(h)], axis=1)
+            return F.npx.softmax(F.np.add(h, 1) * 2)
+
+    x = np.array(draw((2, 4)))
+    for mode in ("imperative", "hybridized"):
+        net = Net()
+        net.initialize()
+        if mode == "hybridized":
+            net.hybridize()
+        with mx.autograd.record():
+            y = net(x)
+            loss = (y * np.arange(6)).sum()
+        loss.backward()
+        values |= {
+            f"{mode}_output": y,
+            f"{mode}_type": isinstance(y, np.ndarray),
+            f"{mode}_grad_w": net.w.grad(),
+            f"{mode}_grad_b": net.b.grad(),
+            f"{mode}_data_type": isinstance(net.w.data(), np.ndarray),
+        }
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+        trainer.step(2)
+        values[f"{mode}_updated"] = net.w.data()
+    return values
