@@ -10,7 +10,7 @@ from jfit.mxnet import (
     ndarray_classes as gluon, ndarray_classes as kv, ndarray_classes as kvstore, ndarray_classes as mod,
     ndarray_classes as model, ndarray_classes as module, ndarray_classes as mon, ndarray_classes as monitor,
     operator as operator, optimizer as optimizer, random as random, random as rnd, recordio as recordio, rnn as rnn,
-    symbol as sym, symbol as symbol, util as util, visualization as visualization, visualization as viz,
+    symbol as sym, symbol as symbol, test_utils as test_utils, util as util, visualization as visualization, visualization as viz,
 )
 from jfit.mxnet.context import (
     Context as Context, cpu as cpu, cpu_pinned as cpu_pinned, current_context as current_context, gpu as gpu,
@@ -28,5 +28,5 @@ __all__ = [
     "AttrScope", "Context", "Executor", "MXNetError", "attribute", "base", "callback", "context", "contrib", "cpu",
     "cpu_pinned", "current_context", "executor", "gluon", "gpu", "image", "img", "init", "initializer", "io", "kv", "kvstore",
     "lr_scheduler", "metric", "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray", "num_gpus", "operator",
-    "optimizer", "random", "recordio", "rnd", "rnn", "sym", "symbol", "tpu", "util", "visualization", "viz",
+    "optimizer", "random", "recordio", "rnd", "rnn", "sym", "symbol", "test_utils", "tpu", "util", "visualization", "viz",
 ]

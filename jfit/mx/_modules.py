@@ -57,6 +57,7 @@ TABLE: dict[str, str | dict[str, str]] = {
     "recordio": {"mxnet.recordio": "IRHeader MXIndexedRecordIO MXRecordIO pack pack_img unpack unpack_img"},
     "rnn": "mxnet.rnn",
     "symbol": "mxnet.symbol",
+    "test_utils": "mxnet.test_utils",
     "util": "mxnet.util",
     "visualization": "mxnet.visualization",
 }
