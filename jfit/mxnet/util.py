@@ -1,7 +1,7 @@
-"""`mx.util`: MXNet's switches for NumPy shapes and arrays, one pair per thread, and environment variables.
+"""`mx.util`: MXNet's switches for NumPy semantics, which are per thread and off at first.
 
-Shape () and axes of size 0 always work.  The shape switch selects how shape inference writes what is unknown: sizes 0 and shape
-() when it is off, size -1 and shape None when it is on.  The array switch selects `mx.np.ndarray` where gluon creates arrays.
+The shape switch changes no result: shape () and axes of size 0 are always supported.  The array switch selects `mx.np.ndarray`
+as the class of the arrays that gluon creates.
 """
 
 from __future__ import annotations
@@ -14,40 +14,32 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from jfit.mxnet.context import Context, num_gpus
 
-__all__ = [
-    "get_gpu_count", "get_gpu_memory", "getenv", "is_np_array", "is_np_shape", "makedirs", "np_array", "np_shape", "reset_np",
-    "set_module", "set_np", "set_np_shape", "setenv", "use_np", "use_np_array", "use_np_shape", "wrap_ctx_to_device_func",
-]  # fmt: skip
+class _State(threading.local):
+    shape = array = False
 
-_local = threading.local()
+
+_state = _State()
 
 
 def is_np_shape() -> bool:
     """Return whether NumPy shape semantics are switched on in this thread.
 
-    Returns:
-        bool; False unless switched on.
-
     Example:
         >>> is_np_shape()
         False
     """
-    return _local.__dict__.get("shape", False)
+    return _state.shape
 
 
 def is_np_array() -> bool:
-    """Return whether NumPy arrays (`mx.np.ndarray`) are switched on in this thread.
-
-    Returns:
-        bool; False unless switched on.
+    """Return whether NumPy array semantics are switched on in this thread: gluon then creates `mx.np.ndarray`s.
 
     Example:
         >>> is_np_array()
         False
     """
-    return _local.__dict__.get("array", False)
+    return _state.array
 
 
 def set_np_shape(active: bool) -> bool:
@@ -60,32 +52,32 @@ def set_np_shape(active: bool) -> bool:
         The previous state, bool.
 
     Raises:
-        ValueError: they are switched off, but NumPy arrays need them.
+        ValueError: they are switched off while NumPy array semantics are on.
 
     Example:
         >>> set_np_shape(False)
         False
     """
-    if not active and is_np_array():
-        raise ValueError("NumPy arrays are switched on and need NumPy shapes; call npx.reset_np() to switch both off")
-    before, _local.shape = is_np_shape(), bool(active)
+    if not active and _state.array:
+        raise ValueError("set_np_shape(False) while NumPy array semantics are on, which need it; call npx.reset_np() for both")
+    before, _state.shape = _state.shape, bool(active)
     return before
 
 
 def _set_np_array(active: bool) -> bool:
-    before, _local.array = is_np_array(), bool(active)
+    before, _state.array = _state.array, bool(active)
     return before
 
 
 def set_np(shape: bool = True, array: bool = True) -> None:
-    """Switch NumPy shapes and NumPy arrays on or off for this thread.
+    """Switch NumPy shape and array semantics on or off for this thread.
 
     Args:
-        shape: whether shape semantics are those of NumPy.
-        array: whether gluon creates `mx.np.ndarray`.
+        shape: the new state of shape semantics.
+        array: the new state of array semantics, which need shape semantics.
 
     Raises:
-        ValueError: arrays are switched on without shapes.
+        ValueError: `array` without `shape`.
 
     Example:
         >>> set_np()
@@ -94,32 +86,23 @@ def set_np(shape: bool = True, array: bool = True) -> None:
         >>> reset_np()
     """
     if array and not shape:
-        raise ValueError("NumPy arrays need NumPy shapes: call set_np(shape=True, array=True)")
+        raise ValueError("set_np(shape=False, array=True): NumPy array semantics need NumPy shape semantics; pass shape=True")
     _set_np_array(array)
     set_np_shape(shape)
 
 
 def reset_np() -> None:
-    """Switch NumPy shapes and NumPy arrays off for this thread."""
+    """Switch NumPy shape and array semantics off for this thread.
+
+    Example:
+        >>> reset_np()
+        >>> is_np_array()
+        False
+    """
     set_np(shape=False, array=False)
 
 
-class _Scope(contextlib.ContextDecorator):
-    _set: Callable[[bool], bool]
-
-    def __init__(self, active: bool = True) -> None:
-        self._active = active
-        self._before: list[bool] = []
-
-    def __enter__(self) -> Any:
-        self._before.append(self._set(self._active))
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self._set(self._before.pop())
-
-
-class np_shape(_Scope):
+class np_shape(contextlib.ContextDecorator):
     """Context manager and decorator that switches NumPy shape semantics on or off.
 
     Args:
@@ -133,9 +116,20 @@ class np_shape(_Scope):
 
     _set = staticmethod(set_np_shape)
 
+    def __init__(self, active: bool = True) -> None:
+        self._active = active
+        self._before: list[bool] = []
 
-class np_array(_Scope):
-    """Context manager and decorator that switches NumPy arrays on or off.
+    def __enter__(self) -> np_shape:
+        self._before.append(self._set(self._active))
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._set(self._before.pop())
+
+
+class np_array(np_shape):
+    """Context manager and decorator that switches NumPy array semantics on or off.
 
     Args:
         active: the state inside the block.
@@ -149,26 +143,28 @@ class np_array(_Scope):
     _set = staticmethod(_set_np_array)
 
 
-def _use(scope: type[_Scope], func: Any) -> Any:
-    if inspect.isclass(func):
-        for name, member in inspect.getmembers(func, lambda f: inspect.isroutine(f) or isinstance(f, property)):
-            if isinstance(member, property):
-                setattr(
-                    func, name, property(member.fget and _use(scope, member.fget), member.fset, member.fdel, member.__doc__)
-                )
-            elif inspect.isfunction(member) or inspect.ismethod(member):
-                static = isinstance(inspect.getattr_static(func, name), (staticmethod, classmethod))
-                setattr(func, name, staticmethod(_use(scope, member)) if static else _use(scope, member))
-        return func
+def _use(scope: Callable[[], Any], func: Any) -> Any:
+    """Return a function that runs in `scope()`, or a class whose methods and properties do, inherited ones too."""
     if not callable(func):
-        raise TypeError(f"only a function or a class can be decorated, found {type(func).__name__}")
+        raise TypeError(f"expected a class or a function to decorate, found {type(func).__name__}")
+    if not inspect.isclass(func):
 
-    @functools.wraps(func)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with scope(True):
-            return func(*args, **kwargs)
+        @functools.wraps(func)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with scope():
+                return func(*args, **kwargs)
 
-    return call
+        return call
+    for name in dir(func):
+        member = inspect.getattr_static(func, name)
+        if inspect.isfunction(member):
+            setattr(func, name, _use(scope, member))
+        elif isinstance(member, (staticmethod, classmethod)) and inspect.isfunction(member.__func__):
+            setattr(func, name, type(member)(_use(scope, member.__func__)))
+        elif isinstance(member, property):
+            functions = (f and _use(scope, f) for f in (member.fget, member.fset, member.fdel))
+            setattr(func, name, property(*functions, member.__doc__))
+    return func
 
 
 def use_np_shape(func: Any) -> Any:
@@ -182,60 +178,60 @@ def use_np_shape(func: Any) -> Any:
 
 
 def use_np_array(func: Any) -> Any:
-    """Decorate a function, or all methods and properties of a class, to run with NumPy arrays."""
+    """Decorate a function, or all methods and properties of a class, to run with NumPy array semantics.
+
+    Example:
+        >>> use_np_array(is_np_array)()
+        True
+    """
     return _use(np_array, func)
 
 
 def use_np(func: Any) -> Any:
-    """Decorate a function, or all methods and properties of a class, to run with NumPy shapes and NumPy arrays."""
+    """Decorate a function, or all methods and properties of a class, to run with NumPy shape and array semantics.
+
+    Example:
+        >>> use_np(lambda: (is_np_shape(), is_np_array()))()
+        (True, True)
+    """
     return use_np_shape(use_np_array(func))
 
 
 def set_module(module: str | None) -> Callable[[Any], Any]:
-    """Return a decorator that sets `__module__` of a function or class; None leaves it unchanged."""
+    """Return a decorator that sets `__module__` of a function or class; None leaves it.
+
+    Example:
+        >>> set_module("mxnet.numpy")(lambda: 0).__module__
+        'mxnet.numpy'
+    """
 
     def decorate(func: Any) -> Any:
-        if module is not None:
-            func.__module__ = module
+        func.__module__ = module or func.__module__
         return func
 
     return decorate
 
 
-def wrap_ctx_to_device_func(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a function with an argument `ctx` to accept `device=` as well."""
-
-    @functools.wraps(func)
-    def call(*args: Any, device: Any = None, **kwargs: Any) -> Any:
-        return func(*args, **kwargs, **({} if device is None else {"ctx": device}))
-
-    return call
-
-
 def getenv(name: str) -> str | None:
-    """Return an environment variable; None if it is not set."""
+    """Return the value of an environment variable; None if it is not set.
+
+    Example:
+        >>> getenv("NO_SUCH_VARIABLE") is None
+        True
+    """
     return os.environ.get(name)
 
 
-def setenv(name: str, value: Any) -> None:
-    """Set an environment variable; None removes it."""
+def setenv(name: str, value: str | None) -> None:
+    """Set an environment variable; None removes it.
+
+    Example:
+        >>> setenv("A_VARIABLE", "1")
+        >>> getenv("A_VARIABLE")
+        '1'
+        >>> setenv("A_VARIABLE", None)
+    """
     if value is None:
         os.environ.pop(name, None)
     else:
-        os.environ[name] = str(value)
-
-
-def makedirs(d: str | os.PathLike[str]) -> None:
-    """Create a folder and those above it, unless it exists."""
-    os.makedirs(d, exist_ok=True)
-
-
-def get_gpu_count() -> int:
-    """Return the number of GPUs of this process."""
-    return num_gpus()
-
-
-def get_gpu_memory(gpu_dev_id: int) -> tuple[int, int]:
-    """Return (free bytes, all bytes) of the memory that JAX may use on a GPU."""
-    stats = Context("gpu", gpu_dev_id).device.memory_stats()
-    return stats["bytes_limit"] - stats["bytes_in_use"], stats["bytes_limit"]
+        os.environ[name] = value
