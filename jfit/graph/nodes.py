@@ -299,6 +299,7 @@ class Graph(_Immutable):
     # last layer on a part of a trained network must not take the parameters of the layer that it replaces.
     reserved: frozenset[str]
     NAMES_PER_PROCESS = False  # True in subclasses whose automatic names count all nodes of the process, as MXNet's do
+    PASSED_SHAPES_REPLACE = False  # True in subclasses where a shape passed to inference replaces that of the Variable
 
     def __init__(self, heads: Iterable[Entry], reserved: frozenset[str] = frozenset()) -> None:
         _put(self, "raw_heads", tuple(heads))

@@ -5,14 +5,30 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import numpy as np
+
 from jfit.counters import explained
 from jfit.formats.atomic import FormatError
 from jfit.graph.nodes import GraphError
 from jfit.ops import UnknownOperator
 
-__all__ = ["DamagedFile", "MXNetError", "MissingFile", "ReshapeError", "string_types", "translated"]
+__all__ = [
+    "DamagedFile",
+    "MXNetError",
+    "MissingFile",
+    "NotImplementedForSymbol",
+    "NotSupportedForSparseNDArray",
+    "ReshapeError",
+    "integer_types",
+    "mx_real_t",
+    "numeric_types",
+    "string_types",
+    "translated",
+]
 
-string_types = (str,)
+string_types, integer_types = (str,), (int, np.int32, np.int64)
+numeric_types = (float, int, np.generic)
+mx_real_t = np.float32
 
 
 class MXNetError(RuntimeError):
@@ -37,6 +53,14 @@ class MissingFile(FileNotFoundError, MXNetError):
 
 class ReshapeError(MXNetError, ValueError):
     """A reshape to a different number of elements: MXNet raises MXNetError if it is larger, ValueError if smaller."""
+
+
+class NotImplementedForSymbol(MXNetError, TypeError):
+    """An operation that NDArrays support and symbols do not, such as `if symbol:`."""
+
+
+class NotSupportedForSparseNDArray(MXNetError, TypeError):
+    """An operation that dense arrays support and sparse ones do not."""
 
 
 @contextlib.contextmanager
