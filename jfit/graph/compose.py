@@ -190,9 +190,6 @@ def apply_op(
     if isinstance(raw_name, Derived):
         raw_name.auto.context, raw_name.auto.reserved = tuple([h for s in sources for h in s.raw_heads]), reserved
     texts = {k: text(v) for k, v in values.items()}
-    for key, value in (attr or {}).items():
-        if not isinstance(value, str):
-            raise GraphError(f"operator {op.name}: attr has {key!r}: {value!r}; attributes are strings, pass {str(value)!r}")
     attrs = AttrScope.current() | underscored({**(attr or {}), **hidden}) | texts
     probe = Node(op, raw_name, attrs, (), subgraphs)  # parses the attributes, so that errors have the node's name
     for key in ("num_outputs", op.variadic or ""):

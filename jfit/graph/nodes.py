@@ -25,7 +25,10 @@ HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_sta
 
 
 def underscored(attrs: dict[str, str]) -> dict[str, str]:
-    """Rename user attributes in `HIDDEN_KEYS` to the stored form, such as `lr_mult` to `__lr_mult__`."""
+    """Rename user attributes in `HIDDEN_KEYS` to the stored form, such as `lr_mult` to `__lr_mult__`; all must be strings."""
+    for key, value in attrs.items():
+        if not isinstance(value, str):
+            raise GraphError(f"attribute {key!r} is {value!r}; attributes of a graph are strings, pass {str(value)!r}")
     return {(f"__{k}__" if k in HIDDEN_KEYS else k): v for k, v in attrs.items()}
 
 

@@ -28,6 +28,12 @@ class _DefaultContext(type(contexts.Context)):
         set_default(ctx)
 
 
+class _Current:
+    """What MXNet calls the current context of this thread: `Context._default_ctx.value`."""
+
+    value = property(lambda self: current_context(), lambda self, ctx: set_default(ctx))
+
+
 class Context(contexts.Context, metaclass=_DefaultContext):
     """A device, given by kind and number; `with ctx:` makes it the default device of new arrays.
 
@@ -78,6 +84,7 @@ class Context(contexts.Context, metaclass=_DefaultContext):
         _stack().pop()
 
     devtype2str: ClassVar = {1: "cpu", 2: "gpu", 3: "cpu_pinned", 5: "cpu_shared", 6: "tpu"}  # MXNet has no TPU
+    _default_ctx: ClassVar = _Current()
     devstr2type: ClassVar = {name: number for number, name in devtype2str.items()}
 
     def empty_cache(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -19,16 +21,85 @@ __all__ = [
     "NotImplementedForSymbol",
     "NotSupportedForSparseNDArray",
     "ReshapeError",
+    "classproperty",
+    "data_dir",
     "integer_types",
     "mx_real_t",
     "numeric_types",
+    "py_str",
     "string_types",
     "translated",
+    "with_metaclass",
 ]
 
 string_types, integer_types = (str,), (int, np.int32, np.int64)
 numeric_types = (float, int, np.generic)
 mx_real_t = np.float32
+
+
+def data_dir() -> str:
+    """Return the folder of downloaded files: MXNET_HOME, by default ~/.mxnet.
+
+    Example:
+        >>> import os
+        >>> os.environ["MXNET_HOME"] = "data"
+        >>> data_dir(), os.environ.pop("MXNET_HOME")
+        ('data', 'data')
+    """
+    return os.environ.get("MXNET_HOME") or os.path.join(os.path.expanduser("~"), ".mxnet")
+
+
+def py_str(text: bytes) -> str:
+    """Decode UTF-8 text.
+
+    Args:
+        text: the bytes.
+
+    Returns:
+        str.
+
+    Example:
+        >>> py_str(b"conv")
+        'conv'
+    """
+    return text.decode("utf-8")
+
+
+class classproperty(property):
+    """A property of a class: `@classproperty` before a method of the class.
+
+    Args:
+        fget: function of the class.
+
+    Example:
+        >>> class Net:
+        ...     @classproperty
+        ...     def kind(cls):
+        ...         return cls.__name__
+        >>> Net.kind
+        'Net'
+    """
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        assert self.fget is not None
+        return self.fget(owner)
+
+
+def with_metaclass(meta: type, *bases: type) -> type:
+    """Return a class with this metaclass and these bases, to derive from.
+
+    Args:
+        meta: the metaclass.
+        bases: the bases.
+
+    Returns:
+        The class.
+
+    Example:
+        >>> issubclass(with_metaclass(type, dict), dict)
+        True
+    """
+    return meta("Base", bases, {})
 
 
 class MXNetError(RuntimeError):

@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from jfit.mxnet.module.base import require
 from jfit.mxnet.ndarray.array import NDArray
+
+
+def split_slices(batch_size: int, work_load_list: Sequence[float]) -> list[slice]:
+    """Return the rows of a batch of each device, in proportion to their work loads; the last device gets what is left.
+
+    Args:
+        batch_size: number of rows.
+        work_load_list: work load of each device.
+
+    Returns:
+        List of slices.
+
+    Raises:
+        ValueError: a device gets no row.
+
+    Example:
+        >>> split_slices(5, [1, 1])
+        [slice(0, 2, None), slice(2, 5, None)]
+    """
+    ends = list(itertools.accumulate(round(load * batch_size / sum(work_load_list)) for load in work_load_list))
+    edges = [0, *(min(end, batch_size) for end in ends[:-1]), batch_size]
+    if any(a >= b for a, b in itertools.pairwise(edges)):
+        raise ValueError(f"Too many slices. Some splits are empty: {batch_size} rows for work loads {list(work_load_list)}")
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
 class Gradient(NDArray):
