@@ -55,13 +55,6 @@ def get_logger(
 getLogger = get_logger  # the older name
 
 
-def silence_jax() -> None:
-    """Keep the DEBUG and INFO lines of JAX out of the logs of scripts; a level that JAX's logger has stays."""
-    logger = logging.getLogger("jax")
-    if logger.level == NOTSET:
-        logger.setLevel(WARNING)
-
-
 def of_worker(message: str) -> str:
     """Put the rank of this process before a log line; without a job, and in rank 0, the line stays as in MXNet.
 

@@ -37,11 +37,11 @@ __all__ = [
     "assert_almost_equal_ignore_nan", "assert_almost_equal_with_err", "assert_exception", "assign_each", "assign_each2",
     "check_consistency", "check_numeric_gradient", "check_speed", "check_symbolic_backward", "check_symbolic_forward",
     "chi_square_check", "collapse_sum_like", "compare_ndarray_tuple", "compare_optimizer", "create_2d_tensor",
-    "create_sparse_array", "create_sparse_array_zd", "create_vector", "current_context", "default_atols", "default_context",
+    "create_sparse_array", "create_vector", "current_context", "default_atols", "default_context",
     "default_dtype", "default_numeric_eps", "default_rtols", "discard_stderr", "download", "effective_dtype", "environment",
-    "gen_buckets_probs_with_ppf", "get_atol", "get_bz2_data", "get_cifar10", "get_etol", "get_identity_mat",
-    "get_identity_mat_batch", "get_im2rec_path", "get_mnist", "get_mnist_iterator", "get_mnist_pkl", "get_mnist_ubyte",
-    "get_rtol", "get_tolerance", "get_tols", "get_zip_data", "getenv", "has_tvm_ops", "is_aarch64_run", "is_cd_run",
+    "gen_buckets_probs_with_ppf", "get_atol", "get_cifar10", "get_etol", "get_identity_mat",
+    "get_im2rec_path", "get_mnist", "get_mnist_iterator", "get_mnist_ubyte",
+    "get_rtol", "get_tolerance", "get_tols", "getenv", "is_aarch64_run", "is_cd_run",
     "is_op_runnable", "list_gpus", "mean_check", "np_reduce", "numeric_grad", "rand_coord_2d", "rand_ndarray", "rand_shape_2d",
     "rand_shape_3d", "rand_shape_nd", "rand_sparse_ndarray", "random_arrays", "random_sample", "random_uniform_arrays",
     "retry", "same", "same_array", "same_symbol_structure", "set_default_context", "setenv", "shuffle_csr_column_indices",
@@ -198,17 +198,10 @@ def rand_ndarray(
 
 
 def rand_sparse_ndarray(
-    shape: Sequence[int],
-    stype: str,
-    density: float | None = None,
-    dtype: Any = None,
-    distribution: str | None = None,
-    data_init: float | None = None,
-    rsp_indices: Any = None,
-    modifier_func: Callable[[Any], Any] | None = None,
-    shuffle_csr_indices: bool = False,
-    ctx: Context | None = None,
-) -> tuple[Any, tuple[Any, ...]]:
+    shape: Sequence[int], stype: str, density: float | None = None, dtype: Any = None, distribution: str | None = None,
+    data_init: float | None = None, rsp_indices: Any = None, modifier_func: Callable[[Any], Any] | None = None,
+    shuffle_csr_indices: bool = False, ctx: Context | None = None,
+) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
     """Draw a sparse NDArray whose values are uniform in [0, 1).
 
     Args:
@@ -266,22 +259,12 @@ def _uniform_csr(rows: int, columns: int, density: float, dtype: Any, value: flo
 
 
 def create_sparse_array(
-    shape: Any,
-    stype: str,
-    data_init: Any = None,
-    rsp_indices: Any = None,
-    dtype: Any = None,
-    density: float = 0.5,
+    shape: Any, stype: str, data_init: Any = None, rsp_indices: Any = None, dtype: Any = None, density: float = 0.5,
     **options: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return the array of `rand_sparse_ndarray`; `rsp_indices` are sorted."""
     rows = None if rsp_indices is None else np.sort(np.asarray(rsp_indices))
     return rand_sparse_ndarray(shape, stype, density, dtype, data_init=data_init, rsp_indices=rows, **options)[0]
-
-
-def create_sparse_array_zd(shape: Sequence[int], stype: str, density: float, **options: Any) -> Any:
-    """Return `create_sparse_array`, where a row_sparse array stores the rows `rsp_indices` only."""
-    return create_sparse_array(shape, stype, density=0.0 if stype == "row_sparse" else density, **options)
 
 
 def shuffle_csr_column_indices(csr: Any) -> None:
@@ -305,11 +288,6 @@ def create_vector(size: int, dtype: Any = np.int64) -> NDArray:
 def get_identity_mat(size: int) -> NDArray:
     """Return the identity matrix (size, size)."""
     return eye(size)
-
-
-def get_identity_mat_batch(size: int) -> NDArray:
-    """Return two identity matrices, (2, size, size)."""
-    return array(np.stack([np.eye(size)] * 2))
 
 
 def assign_each(the_input: np.ndarray, function: Callable[[Any], Any] | None) -> np.ndarray:
@@ -366,15 +344,9 @@ def _check_shapes(a: Any, b: Any) -> None:
 
 
 def assert_almost_equal(
-    a: Any,
-    b: Any,
-    rtol: Tolerance = None,
-    atol: Tolerance = None,
-    names: Sequence[str] = ("a", "b"),
-    equal_nan: bool = False,
-    use_broadcast: bool = True,
-    mismatches: tuple[int, int] = (10, 10),
-) -> None:
+    a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, names: Sequence[str] = ("a", "b"),
+    equal_nan: bool = False, use_broadcast: bool = True, mismatches: tuple[int, int] = (10, 10),
+) -> None:  # fmt: skip
     """Raise an AssertionError unless |a - b| <= atol + rtol * |b| everywhere.
 
     Args:
@@ -487,17 +459,9 @@ def compare_ndarray_tuple(t1: Any, t2: Any, rtol: Tolerance = None, atol: Tolera
 
 
 def compare_optimizer(
-    opt1: Any,
-    opt2: Any,
-    shape: Any,
-    dtype: Any,
-    w_stype: str = "default",
-    g_stype: str = "default",
-    rtol: float = 1e-4,
-    atol: float = 1e-5,
-    compare_states: bool = True,
-    ntensors: int = 1,
-) -> None:
+    opt1: Any, opt2: Any, shape: Any, dtype: Any, w_stype: str = "default", g_stype: str = "default", rtol: float = 1e-4,
+    atol: float = 1e-5, compare_states: bool = True, ntensors: int = 1,
+) -> None:  # fmt: skip
     """Check that two optimizers make the same update of a random weight with a random gradient.
 
     Args:
@@ -583,16 +547,9 @@ def _ndarray(value: Any, ctx: Any, dtype: Any) -> Any:
 
 
 def check_symbolic_forward(
-    sym: Symbol,
-    location: Any,
-    expected: Any,
-    rtol: Tolerance = None,
-    atol: Tolerance = None,
-    aux_states: Any = None,
-    ctx: Context | None = None,
-    equal_nan: bool = False,
-    dtype: Any = np.float32,
-) -> list[NDArray]:
+    sym: Symbol, location: Any, expected: Any, rtol: Tolerance = None, atol: Tolerance = None, aux_states: Any = None,
+    ctx: Context | None = None, equal_nan: bool = False, dtype: Any = np.float32,
+) -> list[NDArray]:  # fmt: skip
     """Check the outputs of a symbol in prediction mode.
 
     Args:
@@ -629,19 +586,10 @@ def check_symbolic_forward(
 
 
 def check_symbolic_backward(
-    sym: Symbol,
-    location: Any,
-    out_grads: Any,
-    expected: Any,
-    rtol: Tolerance = None,
-    atol: Tolerance = None,
-    aux_states: Any = None,
-    grad_req: Any = "write",
-    ctx: Context | None = None,
-    grad_stypes: Mapping[str, str] | None = None,
-    equal_nan: bool = False,
-    dtype: Any = np.float32,
-) -> dict[str, NDArray]:
+    sym: Symbol, location: Any, out_grads: Any, expected: Any, rtol: Tolerance = None, atol: Tolerance = None,
+    aux_states: Any = None, grad_req: Any = "write", ctx: Context | None = None,
+    grad_stypes: Mapping[str, str] | None = None, equal_nan: bool = False, dtype: Any = np.float32,
+) -> dict[str, NDArray]:  # fmt: skip
     """Check the gradients of a symbol.
 
     Args:
@@ -706,13 +654,9 @@ def _compare_gradient(req: str, expected: Any, gradient: Any, before: np.ndarray
 
 
 def numeric_grad(
-    executor: Any,
-    location: Any,
-    aux_states: Any = None,
-    eps: float = 1e-4,
-    use_forward_train: bool = True,
+    executor: Any, location: Any, aux_states: Any = None, eps: float = 1e-4, use_forward_train: bool = True,
     dtype: Any = np.float32,
-) -> dict[str, np.ndarray]:
+) -> dict[str, np.ndarray]:  # fmt: skip
     """Estimate d(sum of the first output)/dx ~ (f(x + eps/2) - f(x - eps/2)) / eps for each value x of the arguments.
 
     Args:
@@ -752,18 +696,10 @@ def numeric_grad(
 
 
 def check_numeric_gradient(
-    sym: Symbol,
-    location: Any,
-    aux_states: Any = None,
-    numeric_eps: float | None = None,
-    rtol: Tolerance = None,
-    atol: Tolerance = None,
-    grad_nodes: Any = None,
-    use_forward_train: bool = True,
-    ctx: Context | None = None,
-    grad_stype_dict: Mapping[str, str] | None = None,
-    dtype: Any = np.float32,
-) -> None:
+    sym: Symbol, location: Any, aux_states: Any = None, numeric_eps: float | None = None, rtol: Tolerance = None,
+    atol: Tolerance = None, grad_nodes: Any = None, use_forward_train: bool = True, ctx: Context | None = None,
+    grad_stype_dict: Mapping[str, str] | None = None, dtype: Any = np.float32,
+) -> None:  # fmt: skip
     """Compare the gradients of a symbol with finite differences, for a random linear combination of its outputs.
 
     Args:
@@ -856,20 +792,11 @@ def check_speed(
 
 
 def check_consistency(
-    sym: Any,
-    ctx_list: Sequence[Mapping[str, Any]],
-    scale: float = 1.0,
-    grad_req: Any = "write",
-    arg_params: dict[str, Any] | None = None,
-    aux_params: dict[str, Any] | None = None,
-    rtol: Tolerance = None,
-    atol: Tolerance = None,
-    raise_on_err: bool = True,
-    ground_truth: Mapping[str, Any] | None = None,
-    equal_nan: bool = False,
-    use_uniform: bool = False,
-    rand_type: Any = np.float64,
-) -> Mapping[str, Any]:
+    sym: Any, ctx_list: Sequence[Mapping[str, Any]], scale: float = 1.0, grad_req: Any = "write",
+    arg_params: dict[str, Any] | None = None, aux_params: dict[str, Any] | None = None, rtol: Tolerance = None,
+    atol: Tolerance = None, raise_on_err: bool = True, ground_truth: Mapping[str, Any] | None = None,
+    equal_nan: bool = False, use_uniform: bool = False, rand_type: Any = np.float64,
+) -> Mapping[str, Any]:  # fmt: skip
     """Check that a symbol has the same outputs and gradients on several contexts or with several dtypes.
 
     Args:
@@ -997,14 +924,9 @@ def chi_square_check(
 
 
 def verify_generator(
-    generator: Any,
-    buckets: list,
-    probs: Any,
-    nsamples: int = 10**6,
-    nrepeat: int = 5,
-    success_rate: float = 0.2,
+    generator: Any, buckets: list, probs: Any, nsamples: int = 10**6, nrepeat: int = 5, success_rate: float = 0.2,
     alpha: float = 0.05,
-) -> list[float]:
+) -> list[float]:  # fmt: skip
     """Repeat `chi_square_check`, and return its p values.
 
     Raises:
@@ -1088,25 +1010,10 @@ def get_mnist_ubyte() -> None:
         _mnist_file(f"{stem}-labels-idx1-ubyte")
 
 
-def get_mnist_pkl() -> None:
-    """Check that `data/mnist.pkl.gz` exists; a missing file raises an error."""
-    download("http://deeplearning.net/data/mnist/mnist.pkl.gz", dirname="data")
-
-
 def get_cifar10() -> None:
     """Check that the record files of CIFAR-10 exist in `data/cifar`; a missing one raises an error."""
     for name in ("train.rec", "test.rec", "train.lst", "test.lst"):
         download("http://data.mxnet.io/mxnet/data/cifar10.zip", name, "data/cifar")
-
-
-def get_zip_data(data_dir: str, url: str, data_origin_name: str) -> None:
-    """Check that an archive exists in a folder; a missing one raises an error."""
-    download(url, data_origin_name, data_dir)
-
-
-def get_bz2_data(data_dir: str, data_name: str, url: str, data_origin_name: str) -> None:
-    """Check that a file, unpacked, exists in a folder; a missing one raises an error."""
-    download(url, data_name, data_dir)
 
 
 def get_im2rec_path(home_env: str = "MXNET_HOME") -> str:
@@ -1210,11 +1117,6 @@ def is_cd_run() -> bool:
 def is_aarch64_run() -> bool:
     """Return whether the processor is an ARM processor of 64 bits."""
     return platform.machine() == "aarch64"
-
-
-def has_tvm_ops() -> bool:
-    """Return False: jfit has no operators made by TVM."""
-    return False
 
 
 def is_op_runnable() -> bool:

@@ -112,7 +112,7 @@ def check_random_sparse_inputs(mx):
     out["rows_init"] = tu.rand_sparse_ndarray((4, 2), "row_sparse", data_init=3.0)[0].asnumpy()
     out["rows_given"] = tu.create_sparse_array((5, 2), "row_sparse", rsp_indices=[3, 1]).asnumpy()
     out["rows_modified"] = tu.rand_ndarray((5, 1), "row_sparse", 0.9, modifier_func=lambda v: v + 10).asnumpy()
-    out["rows_empty"] = tu.create_sparse_array_zd((4, 2), "row_sparse", 0.5).asnumpy()
+    out["rows_empty"] = tu.create_sparse_array((4, 2), "row_sparse", density=0.0).asnumpy()
     csr, parts = tu.rand_sparse_ndarray((4, 5), "csr", 0.4)
     out |= {"csr": csr.asnumpy(), "csr_type": csr.stype, "csr_indptr": parts[0].asnumpy(), "csr_data": parts[2].asnumpy()}
     out["csr_init"] = tu.rand_ndarray((3, 4), "csr", density=0.5).asnumpy()
@@ -135,7 +135,6 @@ def check_array_helpers(mx):
         "create_2d_tensor": tu.create_2d_tensor(3, 2, "int32"),
         "create_vector": tu.create_vector(4, "int32"),
         "identity": tu.get_identity_mat(3),
-        "identities": tu.get_identity_mat_batch(2),
         "same_array": tu.same_array(*[mx.nd.ones(2)] * 2),
         "other_array": tu.same_array(mx.nd.ones(2), mx.nd.ones(2)),
         "view": tu.same_array(*(lambda a: (a, a.reshape((2, 1)).reshape((2,))))(mx.nd.ones(2))),
