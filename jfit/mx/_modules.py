@@ -22,7 +22,10 @@ _CELLS = (
 TABLE: dict[str, str | dict[str, str]] = {
     "attribute": {"graph.scopes": "AttrScope"},
     "autograd": "mxnet.autograd",
-    "base": {"mxnet.errors": "DamagedFile MXNetError MissingFile ReshapeError string_types translated"},
+    "base": {
+        "mxnet.errors": "DamagedFile MXNetError MissingFile NotImplementedForSymbol NotSupportedForSparseNDArray ReshapeError "
+        "classproperty data_dir integer_types mx_real_t numeric_types py_str string_types translated with_metaclass"
+    },
     "callback": {
         "mxnet.callback": "BatchEndParam LogValidationMetricsCallback ProgressBar Speedometer do_checkpoint log_train_metric "
         "module_checkpoint"
@@ -36,7 +39,10 @@ TABLE: dict[str, str | dict[str, str]] = {
     "contrib.svrg_optimization": {"": "svrg_module svrg_optimizer"},
     "contrib.svrg_optimization.svrg_module": {_ARRAYS: "SVRGModule"},
     "contrib.svrg_optimization.svrg_optimizer": {"mxnet.optimizer.svrg": "_AssignmentOptimizer _SVRGOptimizer"},
+    "engine": {"mxnet.runtime": "bulk set_bulk_size"},
+    "error": {"mxnet.errors": "InternalError=MXNetError MXNetError"},
     "executor": "mxnet.executor.executor",
+    "executor_manager": {"mxnet.module.exec_group": "_split_input_slice=split_slices"},
     "gluon": {
         _ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict Trainer utils",
         "mxnet.gluon.block": "Block",
@@ -97,10 +103,14 @@ TABLE: dict[str, str | dict[str, str]] = {
     },
     "io": "mxnet.io.arrays",
     "kvstore": {_ARRAYS: "KVStore KVStoreBase create"},
+    "libinfo": {"mxnet.runtime": "find_include_path find_lib_path"},
+    "library": {"mxnet.runtime": "load"},
+    "log": {"mxnet.logs": "CRITICAL DEBUG ERROR INFO NOTSET WARNING getLogger get_logger"},
     "lr_scheduler": {
         "mxnet.optimizer.lr_scheduler": "CosineScheduler FactorScheduler LRScheduler MultiFactorScheduler PolyScheduler"
     },
     "metric": "mxnet.metric",
+    "misc": {"mxnet.misc": "FactorScheduler LearningRateScheduler"},
     "model": {_ARRAYS: "BatchEndParam FeedForward load_checkpoint load_params save_checkpoint"},
     "module": {_ARRAYS: "BaseModule BucketingModule Module PythonLossModule PythonModule SequentialModule"},
     "monitor": {_ARRAYS: "Monitor"},
@@ -113,10 +123,15 @@ TABLE: dict[str, str | dict[str, str]] = {
     "numpy_extension.random": "mxnet.numpy.random",
     "operator": "mxnet.operator",
     "optimizer": {"mxnet.optimizer": "*", _ARRAYS: "Updater get_updater"},
+    "profiler": "mxnet.profiler",
     "random": "mxnet.random",
     "recordio": {"mxnet.recordio": "IRHeader MXIndexedRecordIO MXRecordIO pack pack_img unpack unpack_img"},
+    "registry": {"mxnet.registry": "get_alias_func get_create_func get_register_func get_registry"},
     "rnn": "mxnet.rnn",
+    "rtc": {"mxnet.runtime": "CudaModule"},
+    "runtime": {"mxnet.runtime": "Feature Features feature_list"},
     "symbol": "mxnet.symbol",
+    "test_utils": "mxnet.test_utils",
     "util": "mxnet.util",
     "visualization": "mxnet.visualization",
 }

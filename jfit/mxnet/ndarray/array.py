@@ -468,6 +468,23 @@ def _binary_call(array_op: str) -> Any:
     return operator_call(lookup(array_op), lookup(array_op).parse({}))
 
 
+def binary_function(array_op: str, scalar_op: str, reversed_scalar_op: str) -> Callable[[Any, Any], Any]:
+    """Return the function of two arrays, or of an array and a number, with these operators."""
+
+    def call(lhs: Any, rhs: Any) -> Any:
+        result: Any = NotImplemented
+        if isinstance(lhs, NDArray):
+            result = binary(array_op, scalar_op, lhs, rhs)
+        elif isinstance(rhs, NDArray):
+            result = binary(array_op, reversed_scalar_op, rhs, lhs, swapped=True)
+        if result is NotImplemented:
+            found = f"{type(lhs).__name__} and {type(rhs).__name__}"
+            raise TypeError(f"expected an NDArray and another array or a number, found {found}")
+        return result
+
+    return call
+
+
 def stays_on_host(value: Any, ctx: Any = None) -> bool:
     """Whether a new NDArray of this value, for this context, is a NumPy array: in the Python code of a custom operator."""
     return host.computes and not isinstance(value, jax.Array) and ctx in (None, current_context())
