@@ -58,9 +58,10 @@ TABLE: dict[str, str | dict[str, str]] = {
         "mxnet.gluon.contrib.estimator.batch_processor": "*",
         "mxnet.gluon.contrib.estimator.estimator": "*",
         "mxnet.gluon.contrib.estimator.event_handler": "*",
-        "": "batch_processor event_handler",
+        "": "batch_processor estimator event_handler",
     },
     "gluon.contrib.estimator.batch_processor": "mxnet.gluon.contrib.estimator.batch_processor",
+    "gluon.contrib.estimator.estimator": "mxnet.gluon.contrib.estimator.estimator",
     "gluon.contrib.estimator.event_handler": "mxnet.gluon.contrib.estimator.event_handler",
     "gluon.contrib.nn": "mxnet.gluon.contrib.nn",
     "gluon.contrib.rnn": {

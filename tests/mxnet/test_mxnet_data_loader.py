@@ -35,6 +35,12 @@ def fails_unpicklably(x):
     raise CannotBeUnpickled(x, "an error")
 
 
+def dies_at_3(x):
+    if x == 3:
+        os._exit(1)
+    return x
+
+
 def drawn(x):
     return random.random(), np.random.rand(), float(mx.nd.random.uniform(shape=1).asscalar())
 
@@ -114,6 +120,15 @@ def test_a_worker_that_takes_too_long():
     loader._timeout = 0.1
     with pytest.raises(multiprocessing.TimeoutError, match=r"did not make its batch within 0.1 s; pass a larger timeout="):
         next(batches)
+
+
+def test_a_worker_that_is_killed():
+    loader = DataLoader(SimpleDataset([1, 3]).transform(dies_at_3), 1, num_workers=1)
+    for _ in range(2):  # the second pass has a new worker
+        batches = iter(loader)
+        assert next(batches).asscalar() == 1
+        with pytest.raises(RuntimeError, match=r"a worker process ended while it made a batch; .* pass a smaller num_workers="):
+            next(batches)
 
 
 def test_a_data_set_that_cannot_be_pickled_is_read_here_with_a_warning():

@@ -18,6 +18,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import jax
@@ -96,6 +97,7 @@ class DataLoader:
         AssertionError: timeout <= 0.
         Exception: an error of the data set or of `batchify_fn`, with a note that names the sample; raised by the iteration.
         TimeoutError: a worker took longer than `timeout`; raised by the iteration.
+        RuntimeError: a worker process was killed; raised by the iteration.
 
     Example:
         >>> from jfit.mxnet.gluon.data.dataset import ArrayDataset
@@ -165,6 +167,10 @@ class DataLoader:
                 problem = f"DataLoader: a worker did not make its batch within {self._timeout} s"
                 raise multiprocessing.TimeoutError(f"{problem}; pass a larger timeout=, or speed up the data set.") from None
             raise
+        except BrokenProcessPool as error:
+            self.__dict__.pop("_workers", None)  # the next pass starts new ones
+            hint = "it may have been killed because memory was short: pass a smaller num_workers="
+            raise RuntimeError(f"DataLoader: a worker process ended while it made a batch; {hint}.") from error
 
     @functools.cached_property
     def _workers(self) -> tuple[Executor, Callable[..., Any], int]:
