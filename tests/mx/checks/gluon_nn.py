@@ -410,6 +410,8 @@ def check_contrib_cnn(mx):
     result = runs(mx, cases, (1, 2, 4, 4))
     modulated = cnn.ModulatedDeformableConvolution(2, kernel_size=2, in_channels=2, prefix="md_")
     result["modulated"] = [[p.name, p.shape] for p in modulated.collect_params().values()]
+    result["modulated repr"] = repr(cnn.ModulatedDeformableConvolution(2, prefix="md_")).split("(")[0]
+    result["slice without end"] = mx.nd.slice_axis(mx.nd.arange(4), axis=0, begin=1, end=None)
     result["layout"] = raised(cnn.DeformableConvolution, 2, layout="NCW")
     return result
 

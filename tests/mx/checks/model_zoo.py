@@ -1,6 +1,8 @@
 """Checks of gluon.model_zoo.vision: structures, names and shapes of every net, outputs of small ones."""
 
 import hashlib
+import os
+import tempfile
 
 import numpy as np
 from recorded_checks import raised
@@ -62,7 +64,9 @@ def check_inferred_shapes(mx):
     cases = {"alexnet": 224, "squeezenet1.1": 224, "vgg11_bn": 224, "densenet121": 224, "mobilenet0.25": 64}
     cases |= {"mobilenetv2_0.5": 64, "resnet18_v1": 64, "resnet50_v2": 64, "inceptionv3": 299}
     for name, size in cases.items():
-        symbol = mx.gluon.model_zoo.vision.get_model(name, prefix="net_", classes=7)(mx.sym.var("data"))
+        with mx.name.NameManager():
+            symbol = mx.gluon.model_zoo.vision.get_model(name, prefix="net_", classes=7)(mx.sym.var("data"))
+        result[f"{name} nodes"] = digest(symbol.get_internals().list_outputs())
         arguments, outputs, states = symbol.infer_shape(data=(2, 3, size, size))
         by_name = dict(zip(symbol.list_arguments(), arguments, strict=True))
         by_name |= dict(zip(symbol.list_auxiliary_states(), states, strict=True))
@@ -139,6 +143,8 @@ def check_saved(mx):
     net.initialize()
     net(x)
     fill(mx, net)
-    net.save_parameters("small_resnet.params")
-    other.load_parameters("small_resnet.params")
-    return {"names": sorted(mx.nd.load("small_resnet.params")), "output": other(x)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "small.params")
+        net.save_parameters(path)
+        other.load_parameters(path)
+        return {"names": sorted(mx.nd.load(path)), "output": other(x)}

@@ -134,6 +134,7 @@ class _ResidualV1(HybridBlock):
     """
 
     _convolutions: Callable[..., Sequence[Any]]
+    _body_first = True
 
     def __init__(self, channels: int, stride: int, downsample: bool = False, in_channels: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -147,13 +148,15 @@ class _ResidualV1(HybridBlock):
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         """Add the input, or its convolution, to the output of the body."""
-        return F.Activation(self.body(x) + (self.downsample(x) if self.downsample else x), act_type="relu")
+        body, residual = self.body(x), self.downsample(x) if self.downsample else x
+        total = body + residual if self._body_first else residual + body  # the order of nodes in exported graphs
+        return F.Activation(total, act_type="relu")
 
 
 class BasicBlockV1(_ResidualV1):
     """Two convolutions of ResNetV1 for 18 and 34 layers, with the arguments of `BottleneckV1`."""
 
-    _convolutions = staticmethod(_basic)
+    _convolutions, _body_first = staticmethod(_basic), False
 
 
 class BottleneckV1(_ResidualV1):
