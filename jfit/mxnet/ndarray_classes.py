@@ -113,7 +113,7 @@ def create(name: str = "local", reduce: Any = None) -> store.KVStoreBase:
 class Parameter(parameter.Parameter):
     """`jfit.mxnet.gluon.Parameter` with NDArrays: `data` and `grad` return the parameter's arrays themselves, not copies."""
 
-    arrays = property(lambda self: _NP_ARRAYS if is_np_array() else NDARRAYS)
+    arrays = property(lambda self: _NP_ARRAYS if is_np_array() else NDARRAYS)  # type: ignore[assignment]
     _current_context = staticmethod(current_context)
     _initializer_of = staticmethod(initializer.create)
 

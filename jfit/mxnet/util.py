@@ -168,8 +168,8 @@ def _use(scope: Callable[[], Any], func: Any) -> Any:
         elif isinstance(member, (staticmethod, classmethod)) and inspect.isfunction(member.__func__):
             setattr(func, name, type(member)(_use(scope, member.__func__)))
         elif isinstance(member, property):
-            functions = (f and _use(scope, f) for f in (member.fget, member.fset, member.fdel))
-            setattr(func, name, property(*functions, member.__doc__))
+            get, put, remove = (f and _use(scope, f) for f in (member.fget, member.fset, member.fdel))
+            setattr(func, name, property(get, put, remove, member.__doc__))
     return func
 
 

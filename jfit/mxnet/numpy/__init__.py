@@ -25,6 +25,7 @@ _CREATE = (
 )
 NAN = NaN = _np.nan
 PINF, NINF, PZERO, NZERO = _np.inf, -_np.inf, 0.0, -0.0
+__all__ = ["NAN", "NINF", "NZERO", "PINF", "PZERO", "NaN", "linalg", "ndarray", "random"]  # and those of `dir`, made on demand
 
 
 def __getattr__(name: str) -> Any:

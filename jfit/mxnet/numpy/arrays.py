@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -23,8 +23,8 @@ from jfit.mxnet.context import Context
 from jfit.mxnet.errors import MXNetError, ReshapeError
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.array import KINDS, NDArray, View
-from jfit.mxnet.ndarray.invoke import call, on_device, run
-from jfit.mxnet.recording.calls import function_call
+from jfit.mxnet.ndarray.invoke import on_device, run
+from jfit.mxnet.recording.calls import Call, function_call
 from jfit.mxnet.recording.tape import is_tracked, mode
 from jfit.mxnet.util import is_np_array
 from jfit.ops import lookup
@@ -54,14 +54,9 @@ def elementwise(name: str) -> Callable[..., Any]:
     return compute
 
 
-def gate(fn: Callable[..., Any], arrays: Sequence[Any], static: dict[str, Any] | None = None) -> Any:
-    """Run, or record, a function of arrays; of Symbols, add it to their graph as a node with one output."""
-    if not isinstance(arrays[0], Symbol):
-        return call(fn, arrays, static, ndarray)
-    entries = [a.raw_heads[0] for a in arrays]
-    name = raw_name_of(None, f"np_{fn.__name__}", True)
-    node = function_call(fn, len(arrays), tuple((static or {}).items())).node(name, entries, False)
-    return type(arrays[0])([Entry(node, 0)])
+@functools.cache
+def _call(name: str, count: int) -> Call:
+    return function_call(elementwise(name), count)
 
 
 def write(out: Any, result: Any) -> Any:
@@ -85,8 +80,10 @@ def unary(name: str, x: Any, out: Any = None, **options: Any) -> Any:
     """Apply an elementwise function of one array, or NumPy's to a number."""
     if options:
         check_options(name, options)
-    if isinstance(x, (ndarray, Symbol)):
-        return write(out, gate(elementwise(name), (x,)))
+    if isinstance(x, ndarray):
+        return write(out, run(_call(name, 1), (x,), ndarray)[0])
+    if isinstance(x, Symbol):
+        return compute(elementwise(name), (x,))
     if isinstance(x, numbers.Number):
         return write(out, getattr(np, name)(x))
     raise TypeError(f"mx.np.{name} takes an mx.np.ndarray or a number, found {type(x).__name__}; convert it with mx.np.array")
@@ -98,14 +95,14 @@ def binary(name: str, x1: Any, x2: Any, out: Any = None, **options: Any) -> Any:
         check_options(name, options)
     left, right = isinstance(x1, ndarray), isinstance(x2, ndarray)
     if left and right:
-        result = gate(elementwise(name), (x1, x2))
+        result = run(_call(name, 2), (x1, x2), ndarray)[0]
     elif isinstance(x1, Symbol) or isinstance(x2, Symbol):
         result = compute(elementwise(name), (x1, x2))
-    elif left and isinstance(x2, numbers.Number):
+    elif left and _is_number(x2):
         result = _with_number(name, x1, x2, False)
-    elif right and isinstance(x1, numbers.Number):
+    elif right and _is_number(x1):
         result = _with_number(name, x2, x1, True)
-    elif isinstance(x1, numbers.Number) and isinstance(x2, numbers.Number):
+    elif _is_number(x1) and _is_number(x2):
         result = getattr(np, name)(x1, x2)
     else:
         types = f"{type(x1).__name__} and {type(x2).__name__}"
@@ -113,26 +110,31 @@ def binary(name: str, x1: Any, x2: Any, out: Any = None, **options: Any) -> Any:
     return write(out, result)
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) in (float, int) or isinstance(value, numbers.Number)
+
+
 def _with_number(name: str, array: ndarray, number: Any, swapped: bool) -> ndarray:
-    dtype = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
-    if name in ("divide", "true_divide") and dtype.kind in "iub":
-        dtype = np.dtype(np.float32)
-    elif dtype.kind == "b":
-        dtype = np.dtype(np.int32)
+    operation, dtype = _number_call(name, swapped, array.dtype)
     value = np.asarray(number).astype(dtype)  # an array, so that the same program is used for every number
-    operation = _number_call(elementwise(name), swapped)
     if mode.tape is not None and is_tracked((array,)):
         return run(operation, (array, MutableArray(value)), ndarray)[0]
     return ndarray(operation.run[mode.training](None, on_device(array), value)[0])
 
 
 @functools.cache
-def _number_call(fn: Callable[..., Any], swapped: bool) -> Any:
+def _number_call(name: str, swapped: bool, dtype: np.dtype) -> tuple[Call, np.dtype]:
+    """Return the operation with a number, and the dtype to which the number is cast beside an array of this dtype."""
+    fn = elementwise(name)
+
     def compute(array: Any, number: Any) -> Any:
         return fn(number, array) if swapped else fn(array, number)
 
-    compute.__name__ = fn.__name__
-    return function_call(compute, 2)
+    compute.__name__ = name
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    if name in ("divide", "true_divide") and dtype.kind in "iub":
+        dtype = np.dtype(np.float32)
+    return function_call(compute, 2), np.dtype(np.int32) if dtype.kind == "b" else dtype
 
 
 def _operator(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
@@ -267,10 +269,11 @@ class ndarray(NDArray):
         if order != "C":
             raise NotImplementedError(f"reshape supports order='C', found {order!r}")
         sizes = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-        rest = self.size // max(math.prod(s for s in sizes if s != -1), 1)
+        size = math.prod(self.shape)
+        rest = size // max(math.prod([s for s in sizes if s != -1]), 1)
         target = tuple([rest if s == -1 else int(s) for s in sizes])
-        if math.prod(target) != self.size or sizes.count(-1) > 1:
-            raise ReshapeError(f"Cannot reshape array of size {self.size} into shape {sizes}: the array is {self.shape}")
+        if math.prod(target) != size or sizes.count(-1) > 1:
+            raise ReshapeError(f"Cannot reshape array of size {size} into shape {sizes}: the array is {self.shape}")
         return self.reshaped(target)
 
     def __getattr__(self, name: str) -> Any:
@@ -353,11 +356,20 @@ def compute(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         MXNetError: the function does not accept the arrays.
     """
     arrays: list[Any] = []
-    static = {"fn": fn, "args": _split(args, arrays), "kwargs": _split(kwargs or {}, arrays)}
+    operation = _compute_call(fn, _split(args, arrays), _split(kwargs, arrays) if kwargs else (), len(arrays))
     if not arrays:
         types = ", ".join(type(a).__name__ for a in args)
         raise AssertionError(f"{fn.__name__} takes mx.np.ndarrays, found {types}; convert them with mx.np.array")
-    return write(out, gate(_apply, arrays, static))
+    if isinstance(arrays[0], Symbol):
+        node = operation.node(raw_name_of(None, f"np_{fn.__name__}", True), [a.raw_heads[0] for a in arrays], False)
+        return type(arrays[0])([Entry(node, 0)])
+    results = run(operation, arrays, ndarray)
+    return write(out, results[0] if len(results) == 1 else results)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compute_call(fn: Callable[..., Any], args: Any, kwargs: Any, count: int) -> Call:
+    return function_call(_apply, count, (("fn", fn), ("args", args), ("kwargs", kwargs)))
 
 
 def _split(value: Any, arrays: list[Any]) -> Hashable:

@@ -73,7 +73,7 @@ UNARY, BINARY, _jax, _lists, _host = (frozenset(words.split()) for words in (_UN
 _OLD = {  # functions that newer versions of NumPy have under another name
     "in1d": lambda ar1, ar2, **options: np.isin(np.ravel(ar1), ar2, **options),
     "msort": functools.partial(np.sort, axis=0),
-    "trapz": getattr(np, "trapezoid", None) or np.trapz,
+    "trapz": getattr(np, "trapezoid", None) or np.trapz,  # type: ignore[attr-defined]
 }
 
 
@@ -116,19 +116,20 @@ def _of_jax(name: str) -> Callable[..., Any]:
         return functools.partial(compute_with_out, fn)
     fn = {"histogram": _histogram, "take": _take}.get(name) or (_kept(fn) if row[0].startswith("kept") else fn)
     order = [word.split("=") for word in row[1].split()]
-    own, mxnet = [w[0] for w in order], [w[-1] for w in order]
+    mxnet, jax_names = [w[-1] for w in order], {w[-1]: w[0] for w in order}
 
     def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         given = dict(zip(mxnet, args, strict=False)) | kwargs
         out = given.pop("out", out)
-        if unknown := [k for k in given if k not in mxnet]:
+        first = given.pop(mxnet[0])
+        if not given:
+            return compute(fn, (first,), None, out)
+        if unknown := [k for k in given if k not in jax_names]:
             raise TypeError(f"mx.np.{name} has no argument {unknown[0]!r}; its arguments are {', '.join(mxnet)}")
-        given = {o: _canonical(given[m]) if m == "dtype" else given[m] for o, m in zip(own, mxnet, strict=True) if m in given}
-        first = given.pop(own[0])
-        given = {k: v for k, v in given.items() if (v is not None or k == "axis") and k not in ("overwrite_input", "normed")}
-        if given.get("mode") == "raise":
-            del given["mode"]
-        result = compute(fn, (first,), given, out)
+        if "dtype" in given:
+            given["dtype"] = _canonical(given["dtype"])
+        wanted = {k: v for k, v in given.items() if (v is not None or k == "axis") and (k, v) != ("mode", "raise")}
+        result = compute(fn, (first,), {jax_names[k]: v for k, v in wanted.items()}, out)
         return tuple(result) if isinstance(result, list) else result
 
     return call
@@ -139,9 +140,9 @@ def _kept(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a reduction whose results for integers have their dtype."""
 
     def compute(a: Any, **kwargs: Any) -> Any:
-        result = fn(a, **kwargs)
+        result: Any = fn(a, **kwargs)
         keeps = jnp.issubdtype(a.dtype, jnp.integer) and kwargs.get("dtype") is None and not isinstance(result, tuple)
-        return result.astype(a.dtype) if keeps else result
+        return result.astype(a.dtype) if keeps else result  # type: ignore[attr-defined]
 
     compute.__name__ = fn.__name__
     return compute
