@@ -325,7 +325,7 @@ def check_hybridized_compositions(mx):
             self.cell, self._layout = cell, layout
 
         def hybrid_forward(self, F, x, lengths=None):
-            outputs, states = self.cell.unroll(3, x, layout=self._layout, merge_outputs=True, valid_length=lengths)
+            outputs, states = self.cell.unroll(2, x, layout=self._layout, merge_outputs=True, valid_length=lengths)
             return outputs, states
 
     def stack():
@@ -336,44 +336,37 @@ def check_hybridized_compositions(mx):
             cells.add(rnn.ResidualCell(rnn.GRUCell(4, prefix="top_")))
         return cells
 
-    x, lengths = draw(mx, 2, 3, 4), mx.nd.array([2, 3])
+    x, lengths = draw(mx, 2, 2, 4), mx.nd.array([2, 1])
     cells = {
         "stack": (stack, "TNC", x.swapaxes(0, 1), lengths),
-        "stack without lengths": (stack, "NTC", x, None),
         "zoneout": (lambda: rnn.ZoneoutCell(rnn.LSTMCell(3, prefix="z_"), 0.2, 0.2), "NTC", x, None),
         "variational": (lambda: contrib.VariationalDropoutCell(rnn.GRUCell(3, prefix="v_"), 0.2, 0.2, 0.2), "NTC", x, None),
         "projection": (lambda: contrib.LSTMPCell(4, 2, prefix="p_"), "NTC", x, lengths),
         "convolution": (
             lambda: contrib.Conv1DLSTMCell((2, 4), 3, 3, 3, i2h_pad=1, prefix="c_"),
             "NTCW",
-            draw(mx, 2, 3, 2, 4),
+            draw(mx, 2, 2, 2, 4),
             None,
         ),
     }
     for label, (make, layout, data, valid) in cells.items():
         args = (data,) if valid is None else (data, valid)
-        results = []
-        for hybrid in (False, True):
-            net = Unrolled(make(), layout)
-            net.initialize()
-            net(*args)  # infers the shapes
-            rs = np.random.RandomState(4)
-            for p in net.collect_params().values():
-                p.set_data(mx.nd.array(rs.uniform(-0.5, 0.5, p.shape)))
-            if hybrid:
-                net.hybridize()
-            data.attach_grad()
-            with mx.autograd.record(train_mode=False):
-                outputs, states = net(*args)
-                loss = (outputs * outputs).sum() + sum(s.sum() for s in states)
-            loss.backward(train_mode=False)
-            results.append(outputs)
-            out.update({f"{label} {hybrid} grad": data.grad, f"{label} {hybrid} states": list(states)})
-            last = list(net.collect_params().values())[-1]
-            out[f"{label} {hybrid} last parameter"] = [list(last.shape), last.grad()]
-        out.update(
-            {f"{label} outputs": results[0], f"{label} agree": bool(abs((results[0] - results[1]).asnumpy()).max() < 1e-5)}
-        )
+        net = Unrolled(make(), layout)
+        net.initialize()
+        net(*args)  # infers the shapes
+        rs = np.random.RandomState(4)
+        for p in net.collect_params().values():
+            p.set_data(mx.nd.array(rs.uniform(-0.5, 0.5, p.shape)))
+        plain = net(*args)[0]
+        net.hybridize()
+        data.attach_grad()
+        with mx.autograd.record(train_mode=False):
+            outputs, states = net(*args)
+            loss = (outputs * outputs).sum() + sum(s.sum() for s in states)
+        loss.backward(train_mode=False)
+        last = list(net.collect_params().values())[-1]
+        out.update({f"{label} outputs": plain, f"{label} hybrid": outputs, f"{label} states": list(states)})
+        out.update({f"{label} grad": data.grad, f"{label} last parameter": [list(last.shape), last.grad()]})
     return out
 
 
