@@ -314,3 +314,96 @@ def check_errors(mx):
         "abstract": raised(lambda: rnn.HybridRecurrentCell()(x[:, 0], [])) != "no error",
         "batch of states": raised(lambda: lstm(x, lstm.begin_state(7), mx.nd.array([1, 1, 1]))),
     }
+
+
+def check_hybridized_compositions(mx):
+    rnn, contrib, out = mx.gluon.rnn, mx.gluon.contrib.rnn, {}
+
+    class Unrolled(mx.gluon.HybridBlock):
+        def __init__(self, cell, layout, **kwargs):
+            super().__init__(**kwargs)
+            self.cell, self._layout = cell, layout
+
+        def hybrid_forward(self, F, x, lengths=None):
+            outputs, states = self.cell.unroll(2, x, layout=self._layout, merge_outputs=True, valid_length=lengths)
+            return outputs, states
+
+    def stack():
+        cells = rnn.HybridSequentialRNNCell(prefix="stack_")
+        with cells.name_scope():
+            cells.add(rnn.BidirectionalCell(rnn.LSTMCell(2, prefix="l_"), rnn.GRUCell(2, prefix="r_")))
+            cells.add(rnn.DropoutCell(0.3))
+            cells.add(rnn.ResidualCell(rnn.GRUCell(4, prefix="top_")))
+        return cells
+
+    x, lengths = draw(mx, 2, 2, 4), mx.nd.array([2, 1])
+    cells = {
+        "stack": (stack, "TNC", x.swapaxes(0, 1), lengths),
+        "zoneout": (lambda: rnn.ZoneoutCell(rnn.LSTMCell(3, prefix="z_"), 0.2, 0.2), "NTC", x, None),
+        "variational": (lambda: contrib.VariationalDropoutCell(rnn.GRUCell(3, prefix="v_"), 0.2, 0.2, 0.2), "NTC", x, None),
+        "projection": (lambda: contrib.LSTMPCell(4, 2, prefix="p_"), "NTC", x, lengths),
+        "convolution": (
+            lambda: contrib.Conv1DLSTMCell((2, 4), 3, 3, 3, i2h_pad=1, prefix="c_"),
+            "NTCW",
+            draw(mx, 2, 2, 2, 4),
+            None,
+        ),
+    }
+    for label, (make, layout, data, valid) in cells.items():
+        args = (data,) if valid is None else (data, valid)
+        net = Unrolled(make(), layout)
+        net.initialize()
+        net(*args)  # infers the shapes
+        rs = np.random.RandomState(4)
+        for p in net.collect_params().values():
+            p.set_data(mx.nd.array(rs.uniform(-0.5, 0.5, p.shape)))
+        plain = net(*args)[0]
+        net.hybridize()
+        data.attach_grad()
+        with mx.autograd.record(train_mode=False):
+            outputs, states = net(*args)
+            loss = (outputs * outputs).sum() + sum(s.sum() for s in states)
+        loss.backward(train_mode=False)
+        last = list(net.collect_params().values())[-1]
+        out.update({f"{label} outputs": plain, f"{label} hybrid": outputs, f"{label} states": list(states)})
+        out.update({f"{label} grad": data.grad, f"{label} last parameter": [list(last.shape), last.grad()]})
+    return out
+
+
+def check_deferred_networks(mx):
+    net = mx.gluon.nn.HybridSequential(prefix="deep_")
+    with net.name_scope():
+        net.add(
+            mx.gluon.nn.Embedding(6, 3),
+            mx.gluon.rnn.GRU(2, 2, layout="NTC", bidirectional=True),
+            mx.gluon.rnn.LSTM(3, layout="NTC"),
+            mx.gluon.nn.Dense(2),
+        )
+    net.initialize(mx.init.Constant(0.3))
+    net.hybridize()
+    tokens = mx.nd.array([[1, 2, 3], [0, 4, 5]])
+    with mx.autograd.record():
+        y = net(tokens)
+    y.backward()
+    shapes = [[k, list(p.shape)] for k, p in net.collect_params().items()]
+    return {"y": y, "shapes": shapes, "grad": net[1].l1_h2h_weight.grad(), "embedding": net[0].weight.grad()}
+
+
+def check_stepwise_sampling(mx):
+    """Greedy decoding, one step at a time, with a cell that was trained unrolled."""
+    cell = filled(mx, mx.gluon.rnn.GRUCell(4, input_size=5, prefix="g_"))
+    head = filled(mx, mx.gluon.nn.Dense(5, in_units=4, prefix="h_"), seed=6)
+    out = {}
+    for hybrid in (False, True):
+        if hybrid:
+            cell.hybridize()
+            head.hybridize()
+        cell.reset()
+        token, states, chosen = mx.nd.array([1, 3]), cell.begin_state(batch_size=2), []
+        for _ in range(5):
+            y, states = cell(mx.nd.one_hot(token, 5), states)
+            token = head(y).argmax(axis=1)
+            chosen.append(token.asnumpy().tolist())
+        out[f"tokens {hybrid}"] = chosen
+        out[f"state {hybrid}"] = states[0]
+    return out

@@ -230,10 +230,8 @@ class ConvCell(GatedCell):
         self._axis = self._conv_layout.find("C")
         kernel, pad, dilate = (self._sizes(size) for size in (i2h_kernel, i2h_pad, i2h_dilate))
         self._i2h = {"kernel": kernel, "pad": pad, "dilate": dilate}
-        assert all(k % 2 for k in self._sizes(h2h_kernel)), (
-            f"h2h_kernel is {h2h_kernel}; only odd sizes keep the state's shape."
-        )
         own, wide = self._sizes(h2h_kernel), self._sizes(h2h_dilate)
+        assert all(k % 2 for k in own), f"h2h_kernel is {h2h_kernel}; only odd sizes keep the shape of the state."
         same = tuple(d * (k - 1) // 2 for k, d in zip(own, wide, strict=True))
         self._h2h = {"kernel": own, "pad": same, "dilate": wide}
         sizes = [size for axis, size in enumerate(input_shape, 1) if axis != self._axis]

@@ -44,7 +44,7 @@ class Layer(HybridBlock):
     ) -> None:
         super().__init__(**kwargs)
         assert layout in ("TNC", "NTC"), f"layout is {layout!r}; it must be TNC or NTC."
-        self._layout, self._dtype, self._input_size, self._skip_states = layout, dtype, input_size, False
+        self._layout, self._dtype, self._skip_states = layout, dtype, False
         self._attrs: dict[str, Any] = {"mode": self._mode, "state_size": hidden_size, "num_layers": num_layers}
         self._attrs |= {"bidirectional": bidirectional, "p": dropout, "projection_size": None, **(attrs or {})}
         self._attrs |= {"state_outputs": True, "use_sequence_length": use_sequence_length}
