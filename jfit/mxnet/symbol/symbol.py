@@ -309,7 +309,15 @@ def operator(name: str) -> Any:
         >>> operator("Flatten")(Variable("x"), name="flat").list_outputs()
         ['flat_output']
     """
-    return translated()(compose.function(name, Symbol))
+    make = translated()(compose.function(name, Symbol))
+
+    @functools.wraps(make)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        while args and args[-1] is None:  # a missing bias, as in F.FullyConnected(x, weight, None, no_bias=True)
+            args = args[:-1]
+        return make(*args, **kwargs)
+
+    return call
 
 
 zeros, ones, full = (translated()(bind_class(Symbol, build)) for build in (create.zeros, create.ones, create.full))
