@@ -116,6 +116,10 @@ class AttrScope:
     def __init__(self, **attrs: str) -> None:
         self._attr = underscored(attrs)
 
+    def get(self, attr: dict[str, str] | None) -> dict[str, str]:
+        """Return the attributes of this scope, overridden by `attr`."""
+        return {**self._attr, **(attr or {})}
+
     def __enter__(self):
         _stack("attr").append(self)
         return self

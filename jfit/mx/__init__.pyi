@@ -5,9 +5,9 @@ import typing
 from jfit.graph import scopes as attribute, scopes as name
 from jfit.graph.scopes import AttrScope as AttrScope
 from jfit.mxnet import (
-    autograd as autograd, callback as callback, context as context, errors as base, image as image, image as img,
-    initializer as init, initializer as initializer, logs as log, metric as metric, misc as misc, ndarray as nd, ndarray as
-    ndarray, ndarray_classes as gluon, ndarray_classes as kv, ndarray_classes as kvstore, ndarray_classes as mod,
+    autograd as autograd, callback as callback, context as context, errors as base, errors as error, image as image, image
+    as img, initializer as init, initializer as initializer, logs as log, metric as metric, misc as misc, ndarray as nd,
+    ndarray as ndarray, ndarray_classes as gluon, ndarray_classes as kv, ndarray_classes as kvstore, ndarray_classes as mod,
     ndarray_classes as model, ndarray_classes as module, ndarray_classes as mon, ndarray_classes as monitor, numpy as np,
     numpy as numpy, operator as operator, optimizer as optimizer, profiler as profiler, random as random, random as rnd,
     recordio as recordio, registry as registry, rnn as rnn, runtime as engine, runtime as libinfo, runtime as library,
@@ -23,6 +23,7 @@ from jfit.mxnet.executor import executor as executor
 from jfit.mxnet.executor.executor import Executor as Executor
 from jfit.mxnet.io import arrays as io
 from jfit.mxnet.numpy import extension as npx, extension as numpy_extension
+from jfit.mxnet.module import exec_group as executor_manager
 from jfit.mxnet.optimizer import lr_scheduler as lr_scheduler
 from jfit.mxnet.util import (
     is_np_array as is_np_array, is_np_shape as is_np_shape, np_array as np_array, np_shape as np_shape,
@@ -30,8 +31,6 @@ from jfit.mxnet.util import (
 )
 
 contrib: typing.Any
-error: typing.Any
-executor_manager: typing.Any
 __version__: str
 __all__ = [
     "AttrScope", "Context", "Executor", "MXNetError", "attribute", "autograd", "base", "callback", "context", "contrib",

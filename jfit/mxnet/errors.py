@@ -18,6 +18,7 @@ __all__ = [
     "DamagedFile",
     "MXNetError",
     "MissingFile",
+    "MissingGradient",
     "NotImplementedForSymbol",
     "NotSupportedForSparseNDArray",
     "ReshapeError",
@@ -124,6 +125,10 @@ class MissingFile(FileNotFoundError, MXNetError):
 
 class ReshapeError(MXNetError, ValueError):
     """A reshape to a different number of elements: MXNet raises MXNetError if it is larger, ValueError if smaller."""
+
+
+class MissingGradient(MXNetError, ValueError):
+    """A backward pass without the gradient of an output that is not a loss."""
 
 
 class NotImplementedForSymbol(MXNetError, TypeError):

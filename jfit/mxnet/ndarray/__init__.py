@@ -14,7 +14,7 @@ from jfit.mxnet import numpy as np
 from jfit.mxnet import random
 from jfit.mxnet.namespaces import PAIRS, Namespace, find
 from jfit.mxnet.ndarray import contrib as functions
-from jfit.mxnet.ndarray import control, sparse, updates
+from jfit.mxnet.ndarray import control, sparse
 from jfit.mxnet.ndarray.array import NDArray, binary_function, function, invoke
 from jfit.mxnet.ndarray.create import (
     arange,
@@ -97,13 +97,17 @@ def __getattr__(name: str) -> Any:
         return getattr(random, name.removeprefix("random_"))
     if hasattr(_FUNCTIONS, name):
         return getattr(_FUNCTIONS, name)
-    if name in updates.NAMES:
-        return updates.update(name)
+    if name.endswith("_update"):
+        from jfit.mxnet.ndarray import updates  # it imports the optimizers
+
+        if name in updates.NAMES:
+            return updates.update(name)
     operator = globals()[name] = find("mx.nd", ("",), name, function)
     return operator
 
 
 def __dir__() -> list[str]:
+    from jfit.mxnet.ndarray.updates import NAMES
     from jfit.ops import ALIASES
 
-    return sorted({*__all__, *PAIRS, *updates.NAMES, *ALIASES})
+    return sorted({*__all__, *PAIRS, *NAMES, *ALIASES})

@@ -75,8 +75,8 @@ class BaseSparseNDArray(NDArray):
 
 
 # Operators whose result stores the same entries as their sparse inputs; those of numbers may also have a number.
-_KEEPING = """abs arcsin arcsinh arctan arctanh cbrt ceil clip degrees expm1 fix floor log1p negative neg radians relu rint round
-sign sin sinh sqrt square tan tanh trunc zeros_like elemwise_add elemwise_sub elemwise_mul add_n ElementWiseSum add sub
+_KEEPING = """abs arcsin arcsinh arctan arctanh cbrt ceil clip degrees expm1 fix floor log1p negative neg radians relu rint
+round sign sin sinh sqrt square tan tanh trunc zeros_like elemwise_add elemwise_sub elemwise_mul add_n ElementWiseSum add sub
 subtract multiply mul rmul divide truediv""".split()  # noqa: SIM905
 _OF_NUMBERS = ("multiply", "mul", "rmul", "divide", "truediv", "clip")
 

@@ -79,6 +79,14 @@ class Symbol(Graph):
             types = super().infer_type_partial(*args, **kwargs)
         return tuple([None if t is None else np.dtype(t).type for t in part] for part in types)
 
+    def get_backend_symbol(self, backend: str) -> Symbol:
+        """Return the symbol itself: XLA optimizes it when it runs."""
+        return self
+
+    def optimize_for(self, backend: str, *args: Any, **kwargs: Any) -> Symbol:
+        """Return the symbol itself: XLA optimizes it when it runs."""
+        return self
+
     def tojson(self, remove_amp_cast: bool = True) -> str:
         """Return the graph as text in MXNet's symbol.json format.
 

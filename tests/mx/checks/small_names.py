@@ -334,6 +334,42 @@ def check_module_gradients(mx):
     }
 
 
+def check_modules(mx):
+    data = mx.sym.Variable("data")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=2, name="fc"), name="softmax")
+    x, y = np.random.RandomState(3).rand(8, 3).astype("float32"), np.arange(8) % 2
+    it = mx.io.NDArrayIter(x, y, 4)
+    kinds = []
+
+    class Seen(mx.metric.EvalMetric):
+        def update(self, labels, preds):
+            kinds.append([type(labels[0]).__name__, type(preds[0]).__name__])
+
+    out = {
+        "label": [it.label[0][0], it.label[0][1].asnumpy()],
+        "data": [it.data[0][0], it.data[0][1].asnumpy()],
+    }
+    for name, context in {"one": mx.cpu(0), "twice": [mx.cpu(0), mx.cpu(0)]}.items():
+        module = mx.mod.Module(net, context=context)
+        it.reset()
+        module.fit(
+            it, eval_metric=Seen("seen"), initializer=mx.init.One(), optimizer_params={"learning_rate": 0.5}, num_epoch=2
+        )
+        out[f"fitted_{name}"] = module.get_params()[0]["fc_weight"]
+    out["metric"] = kinds[0]
+    plain = mx.mod.Module(mx.sym.FullyConnected(data, num_hidden=2, name="fc"), label_names=None)
+    plain.bind([("data", (4, 3))], inputs_need_grad=True)
+    plain.init_params(mx.init.One())
+    plain.forward(mx.io.DataBatch([mx.nd.ones((4, 3))], None), is_train=True)
+    out["no_heads"] = raised(plain.backward)
+    plain.forward(mx.io.DataBatch([mx.nd.ones((4, 3))], None), is_train=True)
+    plain.backward([mx.nd.ones((4, 2))])
+    out["input_grads"] = plain.get_input_grads()[0]
+    out["backend"] = net.get_backend_symbol("MKLDNN").list_arguments()
+    out["scope_get"] = [mx.AttrScope(a="1").get(None), mx.AttrScope(a="1").get({"b": "2"})]
+    return out
+
+
 def check_errors(mx):
     a, b = mx.nd.ones((2, 3)), mx.nd.ones((4, 5))
     it = mx.io.NDArrayIter(np.zeros((4, 2)), np.zeros(4), 2)
