@@ -276,7 +276,15 @@ def operator(name: str) -> Any:
         >>> operator("Flatten")(Variable("x"), name="flat").list_outputs()
         ['flat_output']
     """
-    return translated()(compose.function(name, Symbol))
+    make = translated()(compose.function(name, Symbol))
+
+    @functools.wraps(make)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        while args and args[-1] is None:  # a missing bias, as in F.FullyConnected(x, weight, None, no_bias=True)
+            args = args[:-1]
+        return make(*args, **kwargs)
+
+    return call
 
 
 def zeros(shape: Any, dtype: Any = "float32", **kwargs: Any) -> Symbol:
