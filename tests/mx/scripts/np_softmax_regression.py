@@ -10,10 +10,10 @@ rng = onp.random.RandomState(97)
 num_inputs, num_outputs, batch_size, lr = 16, 4, 32, 0.2
 centers = rng.normal(0, 1, (num_outputs, num_inputs))
 labels = rng.randint(0, num_outputs, 320)
-features = np.array(centers[labels] + rng.normal(0, 1.2, (320, num_inputs)))
+features = np.array(centers[labels] + rng.normal(0, 1.2, (320, num_inputs)), dtype="float32")
 labels = np.array(labels.astype("int32"))
 
-W = np.array(rng.normal(0, 0.01, (num_inputs, num_outputs)))
+W = np.array(rng.normal(0, 0.01, (num_inputs, num_outputs)), dtype="float32")
 b = np.zeros(num_outputs)
 W.attach_grad()
 b.attach_grad()
@@ -62,7 +62,7 @@ concise.add(nn.Dense(12, activation="relu"), nn.Dense(num_outputs))
 concise.initialize(init.One())
 concise(features)
 for name, parameter in concise.collect_params(".*weight").items():
-    parameter.set_data(np.array(rng.normal(0, 0.2, parameter.shape)))
+    parameter.set_data(np.array(rng.normal(0, 0.2, parameter.shape), dtype="float32"))
 loss = gluon.loss.SoftmaxCrossEntropyLoss()
 trainer = gluon.Trainer(concise.collect_params(), "sgd", {"learning_rate": 0.5})
 for epoch in range(4):
