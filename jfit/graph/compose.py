@@ -160,8 +160,6 @@ def apply_op(
         >>> apply_op("clip", (Variable("x"), 0, 1), {}, node_name="c", cls=Symbol).list_attr()
         {'a_min': '0', 'a_max': '1'}
     """
-    while args and args[-1] is None:  # an input that a layer does not have, as in FullyConnected(x, weight, None, no_bias=True)
-        args = args[:-1]
     symbols = [a for a in args if isinstance(a, Graph)]
     named = {k: v for k, v in kwargs.items() if isinstance(v, Graph)}
     custom = lookup(name).resolve is not None  # Custom: its class receives str(argument) of every argument, even None

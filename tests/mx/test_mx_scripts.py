@@ -34,6 +34,7 @@ def aliased():
     _alias.install()
     with mx.name.NameManager():  # automatic names are counted from 0, as in a new process
         yield
+    mx.util.reset_np()  # scripts may have called npx.set_np()
     _alias.uninstall()
 
 
