@@ -1,4 +1,4 @@
-"""`mx.operator`: operators computed by Python code on the host: CustomOp, CustomOpProp, register; NumpyOp and other old classes.
+"""`mx.operator`: operators computed by Python code on the host: CustomOp, CustomOpProp, register; NumpyOp.
 
 >>> import jfit.mx as mx
 >>> @mx.operator.register("doc_twice")
@@ -326,13 +326,14 @@ def _values(arrays: Sequence[NDArray]) -> list[np.ndarray]:
 
 # -------------------------------------------------------------------------------- classes before CustomOp
 class PythonOp:
-    """Base class of `NumpyOp` and `NDArrayOp`, which describe and compute an operator in one object; deprecated, see `CustomOp`.
+    """Base class of `NumpyOp` and `NDArrayOp`, objects that describe and compute an operator; deprecated.
 
     Args:
         need_top_grad: whether backward uses the gradients of the outputs; False for losses.
 
     Example:
-        >>> NumpyOp().infer_shape([(2, 3)])
+        >>> with warnings.catch_warnings(action="ignore"):
+        ...     NumpyOp().infer_shape([(2, 3)])
         ([(2, 3)], [(2, 3)])
     """
 
@@ -394,7 +395,7 @@ class NumpyOp(PythonOp):
     """An operator whose `forward` and `backward` compute with NumPy arrays.
 
     Example:
-        >>> import jfit.mx as mx, warnings
+        >>> import jfit.mx as mx
         >>> class Square(mx.operator.NumpyOp):
         ...     def forward(self, in_data, out_data):
         ...         out_data[0][:] = in_data[0] ** 2
@@ -413,7 +414,6 @@ class NDArrayOp(PythonOp):
     """An operator whose `forward` and `backward` compute with NDArrays; see `NumpyOp` and, for what they may call, `CustomOp`.
 
     Example:
-        >>> import warnings
         >>> with warnings.catch_warnings(action="ignore"):
         ...     NDArrayOp(need_top_grad=False).declare_backward_dependency([0], [1], [2])
         [1, 2]

@@ -22,8 +22,10 @@ from jfit.mxnet.errors import translated
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import as_ndarrays
+from jfit.mxnet.ndarray.invoke import function
 
 _MAX_TRIES = 10
+_ISOLATED = 16  # OpenCV's flag of a border type, which has no effect on whole images
 
 
 def on_host(src: Any, change: Callable[[np.ndarray], np.ndarray]) -> Any:
@@ -287,6 +289,72 @@ def as_float32(value: Any) -> np.ndarray | None:
     return np.asarray(value.asnumpy() if isinstance(value, MutableArray) else value, np.float32)
 
 
+def imrotate(src: Any, rotation_degrees: Any, zoom_in: bool = False, zoom_out: bool = False) -> NDArray:
+    """Rotate images around their center, with bilinear interpolation; pixels from outside are 0.
+
+    Args:
+        src: NDArray (channels, height, width) or (images, channels, height, width), float32.
+        rotation_degrees: the angle, a number, or of several images (images,) an NDArray.
+        zoom_in: enlarge the result so that no pixel is from outside.
+        zoom_out: shrink the result so that it has the whole image.
+
+    Returns:
+        NDArray of the shape of `src`.
+
+    Raises:
+        TypeError: `src` is not float32, or has three axes and the angle is no number.
+        ValueError: both zooms, another number of axes, or another number of angles than of images.
+
+    Example:
+        >>> imrotate(as_ndarrays(np.eye(3, dtype="float32")[None]), 90).asnumpy().round(3)[0].tolist()
+        [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+    """
+    if zoom_in and zoom_out:
+        raise ValueError("zoom_in and zoom_out are both True; pass one of them")
+    if np.dtype(src.dtype) != np.float32:
+        raise TypeError(f"src has dtype {np.dtype(src.dtype)}, expected float32; call src.astype('float32')")
+    if src.ndim == 3:
+        if not np.isscalar(rotation_degrees):
+            raise TypeError(f"the angle of one image is a number, got {type(rotation_degrees).__name__}")
+        return imrotate(src.expand_dims(0), rotation_degrees, zoom_in, zoom_out)[0]
+    if src.ndim != 4:
+        raise ValueError(f"src has {src.ndim} axes, expected 3 or 4")
+    count, _, height, width = src.shape
+    degrees = np.ravel(rotation_degrees.asnumpy() if isinstance(rotation_degrees, MutableArray) else rotation_degrees)
+    if degrees.size not in (1, count) or (degrees.size != count and not np.isscalar(rotation_degrees)):
+        raise ValueError(f"there are {degrees.size} angles for {count} images, expected one each")
+    angle = np.radians(np.broadcast_to(degrees, (count,)).astype(np.float64))
+    cosine, sine = np.cos(angle), np.sin(angle)
+    # sides of the bounding box of the rotated image relative to those of the image
+    reach = [abs(cosine) + abs(sine) * b / a for a, b in ((width, height), (height, width))]
+    scale = np.max(reach, axis=0) if zoom_out else 1 / np.max(reach, axis=0) if zoom_in else 1.0
+    aspect, zero = (height - 1) / (width - 1), 0 * angle
+    rows = [cosine * scale, -sine * aspect * scale, zero, sine / aspect * scale, cosine * scale, zero]
+    theta = as_ndarrays(np.stack(rows, axis=1).astype(np.float32))
+    grid = function("GridGenerator", NDArray)(theta, transform_type="affine", target_shape=(height, width))
+    return function("BilinearSampler", NDArray)(src, grid)
+
+
+def random_rotate(src: Any, angle_limits: tuple[float, float], zoom_in: bool = False, zoom_out: bool = False) -> NDArray:
+    """Rotate images by angles drawn from NumPy's generator.
+
+    Args:
+        src: see `imrotate`.
+        angle_limits: (low, high) of the angles in degrees.
+        zoom_in: see `imrotate`.
+        zoom_out: see `imrotate`.
+
+    Returns:
+        NDArray of the shape of `src`.
+
+    Example:
+        >>> random_rotate(as_ndarrays(np.ones((1, 3, 3), "float32")), (-10, 10)).shape
+        (1, 3, 3)
+    """
+    angles = np.random.uniform(*angle_limits, size=None if src.ndim == 3 else src.shape[0])
+    return imrotate(src, angles if src.ndim == 3 else as_ndarrays(angles), zoom_in, zoom_out)
+
+
 def copyMakeBorder(
     src: Any, top: int, bot: int, left: int, right: int, type: int = 0, value: float = 0.0, values: Sequence[float] = ()
 ) -> Any:
@@ -310,4 +378,4 @@ def copyMakeBorder(
         >>> copyMakeBorder(np.zeros((2, 2, 3), "uint8"), 1, 0, 2, 2).shape
         (3, 6, 3)
     """
-    return on_host(src, lambda image: crops.border(image, top, bot, left, right, type, values or value))
+    return on_host(src, lambda image: crops.border(image, top, bot, left, right, type & ~_ISOLATED, values or value))
