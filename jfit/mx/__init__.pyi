@@ -21,12 +21,17 @@ from jfit.mxnet.executor import executor as executor
 from jfit.mxnet.executor.executor import Executor as Executor
 from jfit.mxnet.io import arrays as io
 from jfit.mxnet.optimizer import lr_scheduler as lr_scheduler
+from jfit.mxnet.util import (
+    is_np_array as is_np_array, is_np_shape as is_np_shape, np_array as np_array, np_shape as np_shape,
+    set_np_shape as set_np_shape, use_np as use_np, use_np_array as use_np_array, use_np_shape as use_np_shape,
+)
 
 contrib: typing.Any
 __version__: str
 __all__ = [
     "AttrScope", "Context", "Executor", "MXNetError", "attribute", "base", "callback", "context", "contrib", "cpu",
-    "cpu_pinned", "current_context", "executor", "gluon", "gpu", "image", "img", "init", "initializer", "io", "kv", "kvstore",
-    "lr_scheduler", "metric", "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray", "num_gpus", "operator",
-    "optimizer", "random", "recordio", "rnd", "rnn", "sym", "symbol", "tpu", "util", "visualization", "viz",
+    "cpu_pinned", "current_context", "executor", "gluon", "gpu", "image", "img", "init", "initializer", "io", "is_np_array",
+    "is_np_shape", "kv", "kvstore", "lr_scheduler", "metric", "mod", "model", "module", "mon", "monitor", "name", "nd",
+    "ndarray", "np_array", "np_shape", "num_gpus", "operator", "optimizer", "random", "recordio", "rnd", "rnn", "set_np_shape",
+    "sym", "symbol", "tpu", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]

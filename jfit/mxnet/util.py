@@ -1,25 +1,45 @@
-"""`mx.util`: MXNet's switch for NumPy shape semantics; no effect, because jfit always supports shape () and axes of size 0."""
+"""`mx.util`: MXNet's switches for NumPy semantics, which are per thread and off at first.
+
+The shape switch changes no result: shape () and axes of size 0 are always supported.  The array switch selects `mx.np.ndarray`
+as the class of the arrays that gluon creates.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
-_local = threading.local()
+
+class _State(threading.local):
+    shape = array = False
+
+
+_state = _State()
 
 
 def is_np_shape() -> bool:
     """Return whether NumPy shape semantics are switched on in this thread.
 
-    Returns:
-        bool; False unless switched on.
-
     Example:
         >>> is_np_shape()
         False
     """
-    return _local.__dict__.get("on", False)
+    return _state.shape
+
+
+def is_np_array() -> bool:
+    """Return whether NumPy array semantics are switched on in this thread: gluon then creates `mx.np.ndarray`s.
+
+    Example:
+        >>> is_np_array()
+        False
+    """
+    return _state.array
 
 
 def set_np_shape(active: bool) -> bool:
@@ -31,12 +51,55 @@ def set_np_shape(active: bool) -> bool:
     Returns:
         The previous state, bool.
 
+    Raises:
+        ValueError: they are switched off while NumPy array semantics are on.
+
     Example:
         >>> set_np_shape(False)
         False
     """
-    before, _local.on = is_np_shape(), bool(active)
+    if not active and _state.array:
+        raise ValueError("set_np_shape(False) while NumPy array semantics are on, which need it; call npx.reset_np() for both")
+    before, _state.shape = _state.shape, bool(active)
     return before
+
+
+def _set_np_array(active: bool) -> bool:
+    before, _state.array = _state.array, bool(active)
+    return before
+
+
+def set_np(shape: bool = True, array: bool = True) -> None:
+    """Switch NumPy shape and array semantics on or off for this thread.
+
+    Args:
+        shape: the new state of shape semantics.
+        array: the new state of array semantics, which need shape semantics.
+
+    Raises:
+        ValueError: `array` without `shape`.
+
+    Example:
+        >>> set_np()
+        >>> is_np_shape(), is_np_array()
+        (True, True)
+        >>> reset_np()
+    """
+    if array and not shape:
+        raise ValueError("set_np(shape=False, array=True): NumPy array semantics need NumPy shape semantics; pass shape=True")
+    _set_np_array(array)
+    set_np_shape(shape)
+
+
+def reset_np() -> None:
+    """Switch NumPy shape and array semantics off for this thread.
+
+    Example:
+        >>> reset_np()
+        >>> is_np_array()
+        False
+    """
+    set_np(shape=False, array=False)
 
 
 class np_shape(contextlib.ContextDecorator):
@@ -51,13 +114,124 @@ class np_shape(contextlib.ContextDecorator):
         True
     """
 
+    _set = staticmethod(set_np_shape)
+
     def __init__(self, active: bool = True) -> None:
         self._active = active
         self._before: list[bool] = []
 
     def __enter__(self) -> np_shape:
-        self._before.append(set_np_shape(self._active))
+        self._before.append(self._set(self._active))
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        set_np_shape(self._before.pop())
+        self._set(self._before.pop())
+
+
+class np_array(np_shape):
+    """Context manager and decorator that switches NumPy array semantics on or off.
+
+    Args:
+        active: the state inside the block.
+
+    Example:
+        >>> with np_array(True):
+        ...     is_np_array()
+        True
+    """
+
+    _set = staticmethod(_set_np_array)
+
+
+def _use(scope: Callable[[], Any], func: Any) -> Any:
+    """Return a function that runs in `scope()`, or a class whose methods and properties do, inherited ones too."""
+    if not callable(func):
+        raise TypeError(f"expected a class or a function to decorate, found {type(func).__name__}")
+    if not inspect.isclass(func):
+
+        @functools.wraps(func)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with scope():
+                return func(*args, **kwargs)
+
+        return call
+    for name in dir(func):
+        member = inspect.getattr_static(func, name)
+        if inspect.isfunction(member):
+            setattr(func, name, _use(scope, member))
+        elif isinstance(member, (staticmethod, classmethod)) and inspect.isfunction(member.__func__):
+            setattr(func, name, type(member)(_use(scope, member.__func__)))
+        elif isinstance(member, property):
+            functions = (f and _use(scope, f) for f in (member.fget, member.fset, member.fdel))
+            setattr(func, name, property(*functions, member.__doc__))
+    return func
+
+
+def use_np_shape(func: Any) -> Any:
+    """Decorate a function, or all methods and properties of a class, to run with NumPy shape semantics.
+
+    Example:
+        >>> use_np_shape(is_np_shape)()
+        True
+    """
+    return _use(np_shape, func)
+
+
+def use_np_array(func: Any) -> Any:
+    """Decorate a function, or all methods and properties of a class, to run with NumPy array semantics.
+
+    Example:
+        >>> use_np_array(is_np_array)()
+        True
+    """
+    return _use(np_array, func)
+
+
+def use_np(func: Any) -> Any:
+    """Decorate a function, or all methods and properties of a class, to run with NumPy shape and array semantics.
+
+    Example:
+        >>> use_np(lambda: (is_np_shape(), is_np_array()))()
+        (True, True)
+    """
+    return use_np_shape(use_np_array(func))
+
+
+def set_module(module: str | None) -> Callable[[Any], Any]:
+    """Return a decorator that sets `__module__` of a function or class; None leaves it.
+
+    Example:
+        >>> set_module("mxnet.numpy")(lambda: 0).__module__
+        'mxnet.numpy'
+    """
+
+    def decorate(func: Any) -> Any:
+        func.__module__ = module or func.__module__
+        return func
+
+    return decorate
+
+
+def getenv(name: str) -> str | None:
+    """Return the value of an environment variable; None if it is not set.
+
+    Example:
+        >>> getenv("NO_SUCH_VARIABLE") is None
+        True
+    """
+    return os.environ.get(name)
+
+
+def setenv(name: str, value: str | None) -> None:
+    """Set an environment variable; None removes it.
+
+    Example:
+        >>> setenv("A_VARIABLE", "1")
+        >>> getenv("A_VARIABLE")
+        '1'
+        >>> setenv("A_VARIABLE", None)
+    """
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

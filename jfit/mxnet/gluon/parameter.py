@@ -102,6 +102,7 @@ class Parameter:
         self._contexts: list[Any] = []
         self._deferred: tuple[Any, Any] | None = None  # (initializer, data set before the shape was known or None)
         self._trainer: Any = None
+        self._var: Any = None
         self._grad_req = "null"
         self.grad_req = grad_req
 
@@ -301,10 +302,11 @@ class Parameter:
         self._data, self._grad = cast(self._data), cast(self._grad)
 
     def var(self) -> Any:
-        """Return the Symbol variable of this parameter."""
-        dtype, shape = np.dtype(self.dtype).name, self.shape if self._shape_is_known() else None
-        variable = Variable(self.name, shape=shape, dtype=dtype, lr_mult=self.lr_mult, wd_mult=self.wd_mult, init=self.init)
-        return self.arrays.symbol(variable)
+        """Return the Symbol variable of this parameter, the same one at each call."""
+        if self._var is None:
+            attrs = {"shape": self.shape, "lr_mult": self.lr_mult, "wd_mult": self.wd_mult, "init": self.init}
+            self._var = self.arrays.symbol(Variable(self.name, dtype=np.dtype(self.dtype).name, **attrs))
+        return self._var
 
     @staticmethod
     def _current_context() -> Any:

@@ -253,14 +253,14 @@ class ParameterDict(Mapping[str, Any]):
         plain = {k[4:] if k.startswith(("arg:", "aux:")) else k: v for k, v in param_dict.items()}
         arrays = {restore_prefix + k: v for k, v in plain.items()}
         for name in () if allow_missing else self.keys():
-            found = f"which has {_brief(arrays)}; pass allow_missing=True to keep its values, or restore_prefix="
+            found = f"which has {brief(arrays)}; pass allow_missing=True to keep its values, or restore_prefix="
             assert name in arrays, f"parameter {name!r} is missing in {where}, {found}."
         for name in () if ignore_extra else arrays:
-            found = f"is not a parameter of this dict, which has {_brief(self._params)}"
+            found = f"is not a parameter of this dict, which has {brief(self._params)}"
             assert name in self._params, f"{where} has {name!r}, which {found}. Pass ignore_extra=True to ignore it."
         for name, value in arrays.items():
             if name in self._params:
-                _load(self._params[name], value, where, ctx, cast_dtype, dtype_source)
+                load_value(self._params[name], value, where, ctx, cast_dtype, dtype_source)
 
     def _find(self, name: str) -> Any:
         if name not in self._params and self._shared is not None and name in self._shared._params:
@@ -268,7 +268,7 @@ class ParameterDict(Mapping[str, Any]):
         return self._params.get(name)
 
 
-def _load(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: bool, dtype_source: str) -> None:
+def load_value(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: bool, dtype_source: str) -> None:
     value = as_array(bounded_dense(value, where, f"array {param.name!r}", param.shape))
     merged = tuple(value.shape) if param.shape is None else merged_shape(param.shape, value.shape)
     shape = tuple(value.shape)
@@ -295,6 +295,6 @@ def _same(what: str, value: Any, current: Any) -> bool:
     return np.dtype(value) == np.dtype(current) if what == "dtype" else bool(value == current)
 
 
-def _brief(names: Mapping[str, Any]) -> str:
+def brief(names: Mapping[str, Any]) -> str:
     first = ", ".join(map(repr, list(names)[:5]))
     return first + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "none"

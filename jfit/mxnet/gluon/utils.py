@@ -1,4 +1,4 @@
-"""Split batches over contexts, and clip gradients by their global norm."""
+"""Split batches over contexts, clip gradients by their global norm, and the handles of hooks."""
 
 from __future__ import annotations
 
@@ -104,6 +104,41 @@ def clip_global_norm(arrays: Sequence[Any], max_norm: float, check_isfinite: boo
     if not math.isfinite(result):
         warnings.warn(f"the global norm of the gradients is {result}, so the clipped gradients are not usable.", stacklevel=2)
     return result
+
+
+class HookHandle:
+    """What `register_forward_hook` and its like return: `detach()`, or the end of a `with` block, removes the hook.
+
+    Example:
+        >>> hooks = {}
+        >>> with HookHandle().attach(hooks, print):
+        ...     len(hooks)
+        1
+        >>> len(hooks)
+        0
+    """
+
+    def __init__(self) -> None:
+        self._hooks: dict[int, Any] | None = None
+        self._id = 0
+
+    def attach(self, hooks_dict: dict[int, Any], hook: Any) -> HookHandle:
+        """Add a hook to a dict of hooks; a handle can do so once."""
+        assert self._hooks is None, "this handle is attached to a hook already; make another HookHandle."
+        self._hooks, self._id = hooks_dict, id(hook)
+        hooks_dict[self._id] = hook
+        return self
+
+    def detach(self) -> None:
+        """Remove the hook; does nothing if it is removed already."""
+        if self._hooks is not None:
+            self._hooks.pop(self._id, None)
+
+    def __enter__(self) -> HookHandle:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.detach()
 
 
 @jax.jit

@@ -1,0 +1,432 @@
+"""HybridBlock: a Block that is also a graph, and SymbolBlock: a Block made of a graph."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jfit.graph.symbol import Symbol as Graph
+from jfit.mxnet import ndarray, symbol
+from jfit.mxnet.errors import MXNetError
+from jfit.mxnet.files import save_checkpoint
+from jfit.mxnet.gluon.block import Block
+from jfit.mxnet.gluon.graph_calls import call_graph
+from jfit.mxnet.gluon.parameter import DeferredInitializationError
+from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.ndarray_classes import ParameterDict
+
+
+class HybridBlock(Block):
+    """A `Block` whose computation is a function of arrays or symbols: `hybrid_forward(F, x, *args, **params)`.
+
+    F is `mx.nd` for NDArrays and `mx.sym` for Symbols, and the parameters that were assigned to attributes are passed by the
+    names of these.  After `hybridize()` the block is made into a graph, which is compiled and called as one program.
+
+    Args:
+        prefix, params: as for `Block`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> class Scale(mx.gluon.HybridBlock):
+        ...     def __init__(self, **kwargs):
+        ...         super().__init__(**kwargs)
+        ...         self.factor = self.params.get("factor", shape=(1,), init="ones")
+        ...     def hybrid_forward(self, F, x, factor):
+        ...         return F.broadcast_mul(x, factor, name="out")
+        >>> scale = Scale(prefix="scale_")
+        >>> scale.initialize()
+        >>> scale.hybridize()
+        >>> scale(mx.nd.ones(2)).asnumpy().tolist(), scale(mx.sym.Variable("x")).list_outputs()
+        ([1.0, 1.0], ['scale_out_output'])
+
+    Source: Apache MXNet 1.9.1, `mxnet.gluon.HybridBlock`.
+    """
+
+    def __init__(self, prefix: str | None = None, params: Any = None) -> None:
+        super().__init__(prefix, params)
+        self._active, self._flags = False, []
+        self._in_format = self._out_format = None
+        self._op_hook: tuple[Any, bool] | None = None
+        self._clear_cached_op()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, HybridBlock):
+            self._clear_cached_op()
+
+    def register_child(self, block: Any, name: str | None = None) -> None:
+        """Add a child, which must be a HybridBlock (else ValueError)."""
+        if not isinstance(block, HybridBlock):
+            problem = f"children of a HybridBlock are HybridBlocks, but {name or 'the child'} of {self.name} is a"
+            raise ValueError(f"{problem} {type(block).__name__}; derive it from HybridBlock (HybridSequential for Sequential)")
+        super().register_child(block, name)
+        self._clear_cached_op()
+
+    def hybridize(
+        self,
+        active: bool = True,
+        backend: str | None = None,
+        clear: bool = True,
+        static_alloc: bool = False,
+        static_shape: bool = False,
+        inline_limit: int = 2,
+        forward_bulk_size: int | None = None,
+        backward_bulk_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Compile the block and its descendants as one program per graph, or (`active=False`) run operator by operator again.
+
+        Args:
+            active: whether to compile.
+            backend: must be None; XLA compiles all graphs.
+            clear: make the graph anew at the next call.
+            static_alloc, static_shape, inline_limit, forward_bulk_size, backward_bulk_size, kwargs: accepted and ignored; XLA
+                plans memory and fuses operators for every shape.
+
+        Raises:
+            ValueError: a backend is passed.
+        """
+        if backend:
+            raise ValueError(
+                f"hybridize(backend={backend!r}): XLA compiles all graphs, there is no other backend; leave it out"
+            )
+        self._active = active
+        if clear:
+            self._clear_cached_op()
+        if active and (self._forward_hooks or self._forward_pre_hooks):
+            warnings.warn(f"{self.name} has hooks, which are not called when the block above it is hybridized", stacklevel=2)
+        super().hybridize(active, static_alloc=static_alloc, static_shape=static_shape)
+
+    def optimize_for(self, x: Any, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
+        """Raise ValueError: jfit has no backends for parts of a graph, because XLA compiles it all; use `hybridize`."""
+        raise ValueError(
+            f"optimize_for(backend={backend!r}): XLA compiles the whole graph, there is no other backend; hybridize()"
+        )
+
+    def cast(self, dtype: Any) -> None:
+        """Cast parameters and gradients of the block and all its descendants to a dtype."""
+        self._clear_cached_op()
+        super().cast(dtype)
+
+    def register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
+        """Call `callback(name, operator, array)` for the output of every operator when the hybridized block is called."""
+        self._op_hook = callback, monitor_all
+        for child in self._children.values():
+            child.register_op_hook(callback, monitor_all)
+
+    # -------------------------------------------------------------------------------- calls
+    def forward(self, x: Any, *args: Any) -> Any:
+        """Call `hybrid_forward`, or the compiled graph, with the current values (or symbols) of the parameters.
+
+        Args:
+            x, args: NDArrays or Symbols (not both), also in nested lists and tuples.
+
+        Raises:
+            ValueError: the arguments are both NDArrays and Symbols, or neither; hybridized: on several contexts, or in another
+                structure than those of the first call.
+        """
+        leaves = list(_leaves((x, *args)))
+        arrays = [v for v in leaves if isinstance(v, NDArray)]
+        symbols = [v for v in leaves if isinstance(v, Graph)]
+        if bool(arrays) == bool(symbols):
+            found = "both NDArrays and Symbols" if arrays else "neither an NDArray nor a Symbol"
+            raise ValueError(f"{self.name} was called with {found}; pass either NDArrays or Symbols")
+        if symbols:
+            return self._as_symbols(x, *args)
+        ctx = arrays[0].ctx
+        with ctx:
+            if self._active:
+                contexts = {ctx, *(v.ctx for v in arrays[1:])}
+                if len(contexts) > 1:
+                    raise ValueError(f"{self.name} is hybridized, so its inputs must be on one context; found {contexts}")
+                return self._call_cached_op(x, *args)
+            try:
+                params = {name: param.data(ctx) for name, param in self._reg_params.items()}
+            except DeferredInitializationError:
+                self._deferred_infer_shape(x, *args)
+                for param in self.params.values():
+                    param._finish_deferred_init()
+                params = {name: param.data(ctx) for name, param in self._reg_params.items()}
+            return self.hybrid_forward(ndarray, x, *args, **params)
+
+    def hybrid_forward(self, F: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute the output with the operators of `F`; a subclass overrides it."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no hybrid_forward(F, x, ...); a subclass of HybridBlock defines it"
+        )
+
+    def _as_symbols(self, *args: Any) -> Any:
+        params = {name: param.var() for name, param in self._reg_params.items()}
+        with self.name_scope():
+            return self.hybrid_forward(symbol, *args, **params)
+
+    def _get_graph(self, *args: Any) -> tuple[list[Any], Any]:
+        """Return (inputs, graph), made at the first call for arguments of this structure."""
+        if not self._cached_graph:
+            flat, self._in_format = flatten(args, "inputs")
+            count = sum(v is not None for v in flat)
+            if not count:
+                raise ValueError(f"{self.name} was called with {args}; at least one argument must be an array")
+            names = iter([f"data{i}" for i in range(count)] if count > 1 else ["data"])
+            inputs = [None if v is None else symbol.var(next(names)) for v in flat]
+            out, self._out_format = flatten(self._as_symbols(*regroup(inputs, self._in_format)), "outputs")
+            self._cached_graph = [v for v in inputs if v is not None], symbol.Group(out)
+        return self._cached_graph
+
+    def _call_cached_op(self, *args: Any) -> Any:
+        if not self._cached_params:
+            self._build_cache(*args)
+        flat, form = flatten(args, "inputs")
+        self._check_structure(form)
+        inputs, out = self._cached_graph
+        arrays = dict(zip([v.name for v in inputs], [v for v in flat if v is not None], strict=True))
+        arrays.update({name: param.data() for name, param in self._cached_params.items()})
+        return regroup(call_graph(out, arrays, self._op_hook), self._out_format)
+
+    def _build_cache(self, *args: Any) -> None:
+        """Make the graph, look up its parameters and infer their shapes."""
+        inputs, out = self._get_graph(*args)
+        needed, params = out.list_inputs(), self.collect_params()
+        names = [v.name for v in inputs]
+        for name in needed:
+            assert name in params or name in names, f"{name!r} in the graph of {self.name} is neither an input nor a parameter."
+        unused = [f"input {i}" for i, n in enumerate(names) if n not in needed]
+        unused += [f"parameter {n!r}" for n in params if n not in needed]
+        if unused:
+            warnings.warn(f"{', '.join(unused)} of {self.name}: not used in its output", stacklevel=5)
+        used = {n: params[n] for n in needed if n not in names}
+        try:
+            for param in used.values():
+                param.data()
+        except DeferredInitializationError:
+            self._deferred_infer_shape(*args)
+            for param in used.values():
+                param._finish_deferred_init()
+        self._cached_params = used
+
+    def _check_structure(self, form: list[Any]) -> None:
+        """Raise ValueError if arguments are nested in another way than those of the graph, except for None at the end."""
+        expected = self._in_format
+        longer, shorter = sorted((form, expected), key=len, reverse=True)
+        if longer[: len(shorter)] != shorter or any(f != -1 for f in longer[len(shorter) :]):
+            problem = f"{self.name} was hybridized for inputs of structure {expected} (0: an array, -1: None, [...]: a list)"
+            raise ValueError(f"{problem}, but called with {form}; call hybridize() again")
+
+    def _clear_cached_op(self) -> None:
+        self._cached_graph: Any = ()
+        self._cached_params: dict[str, Any] = {}
+
+    # -------------------------------------------------------------------------------- shapes, files
+    def infer_shape(self, *args: Any) -> None:
+        """Infer the shapes of the parameters from inputs."""
+        self._infer_attrs("infer_shape", "shape", *args)
+
+    def infer_type(self, *args: Any) -> None:
+        """Infer the dtypes of the parameters from inputs."""
+        self._infer_attrs("infer_type", "dtype", *args)
+
+    def _deferred_infer_shape(self, *args: Any) -> None:
+        try:
+            self.infer_shape(*args)
+        except Exception as error:
+            raise ValueError(
+                f"the shapes of the parameters of {self.name} cannot be inferred from its inputs: {error}"
+            ) from error
+
+    def _infer_attrs(self, infer: str, attr: str, *args: Any) -> None:
+        inputs, out = self._get_graph(*args)
+        flat = [v for v in flatten(args, "inputs")[0] if v is not None]
+        known = {v.name: getattr(array, attr) for v, array in zip(inputs, flat, strict=True)}
+        found, _, aux = getattr(out, infer)(**known)
+        if found is None:
+            partial = dict(zip(out.list_arguments(), out.infer_shape_partial(**known)[0], strict=True))
+            unknown = [f"{name} {shape or '?'}" for name, shape in partial.items() if not shape or 0 in shape]
+            raise ValueError(f"unknown shapes: {', '.join(unknown)}")
+        values = dict(zip((*out.list_arguments(), *out.list_auxiliary_states()), (*found, *aux), strict=True))
+        for name, param in self.collect_params().items():
+            setattr(param, attr, values[name])
+
+    def export(self, path: str | os.PathLike[str], epoch: int = 0, remove_amp_cast: bool = True) -> None:
+        """Write the graph to `path-symbol.json` and the parameters to `path-%04d.params`, for Module or `SymbolBlock.imports`.
+
+        The input is named "data"; several are named "data0", "data1", ...
+
+        Args:
+            path: path and first part of the file names.
+            epoch: number in the name of the parameter file.
+            remove_amp_cast: omit the `amp_cast` nodes, which MXNet's automatic mixed precision inserts.
+
+        Raises:
+            RuntimeError: the block was not hybridized and called.
+        """
+        if not self._cached_graph:
+            raise RuntimeError(f"{self.name} has no graph to export yet; call hybridize(), then the block, then export()")
+        out = self._cached_graph[1]
+        names, aux_names = (
+            [n for n in of if n in self._cached_params] for of in (out.list_arguments(), out.list_auxiliary_states())
+        )
+        arg, aux = ({n: self._cached_params[n]._reduce() for n in of} for of in (names, aux_names))
+        save_checkpoint(os.fspath(path), epoch, out, arg, aux, remove_amp_cast)
+
+
+class SymbolBlock(HybridBlock):
+    """A block made of a graph, such as a part of a trained network.
+
+    Args:
+        outputs: the output symbol, or a list of symbols.
+        inputs: the variables that are its inputs, a symbol or a list; the others become parameters.
+        params: ParameterDict of parameters to share.
+
+    Raises:
+        AssertionError: an input is not a variable, or a parameter is row_sparse.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> x = mx.sym.Variable("data")
+        >>> net = mx.gluon.SymbolBlock(mx.sym.FullyConnected(x, num_hidden=2, name="fc"), x)
+        >>> net.initialize(init="ones")
+        >>> net(mx.nd.ones((1, 3))).asnumpy().tolist()
+        [[4.0, 4.0]]
+
+    Source: Apache MXNet 1.9.1, `mxnet.gluon.SymbolBlock`.
+    """
+
+    def __init__(self, outputs: Any, inputs: Any, params: Any = None) -> None:
+        super().__init__(prefix=None, params=None)
+        self._prefix, self._params = "", ParameterDict("", params)
+        inputs = [inputs] if isinstance(inputs, Graph) and len(inputs) == 1 else inputs
+        outputs = outputs[0] if isinstance(outputs, (list, tuple)) and len(outputs) == 1 else outputs
+        variables, self._in_format = flatten(inputs, "inputs")
+        outs, self._out_format = flatten(outputs, "outputs")
+        for v in variables:
+            assert len(v.nodes()) == 1, f"input {v.name!r} of a SymbolBlock is the output of an operator; pass a variable."
+        out = symbol.Group(outs)
+        for name, attrs in out.attr_dict().items():
+            sparse = attrs.get("__storage_type__") == "1"
+            assert not sparse, f"parameter {name!r} is row_sparse, which a SymbolBlock does not support; make it dense."
+        try:
+            args, _, aux = out.infer_type(**{v.name: v.infer_type()[0][0] for v in variables})
+        except MXNetError:
+            args, aux = [np.float32] * len(out.list_arguments()), [np.float32] * len(out.list_auxiliary_states())
+        names = {v.name for v in variables}
+        for name, dtype in zip(out.list_arguments(), args, strict=True):
+            if name not in names:
+                self.params.get(name, allow_deferred_init=True, dtype=dtype)
+        for name, dtype in zip(out.list_auxiliary_states(), aux, strict=True):
+            if name not in names:
+                self.params.get(name, grad_req="null", allow_deferred_init=True, dtype=dtype)
+        self._cached_graph = variables, out
+        common = len(os.path.commonprefix(list(self.params)))  # noqa: RUF071, letters as in MXNet
+        self._reg_params = {name[common:]: param for name, param in self.params.items()}
+
+    @staticmethod
+    def imports(
+        symbol_file: str | os.PathLike[str],
+        input_names: str | Sequence[str],
+        param_file: str | os.PathLike[str] | None = None,
+        ctx: Any = None,
+        allow_missing: bool = False,
+        ignore_extra: bool = False,
+    ) -> SymbolBlock:
+        """Make a block of the files of `HybridBlock.export` or `Module.save_checkpoint`, of jfit or MXNet.
+
+        Args:
+            symbol_file: path of the symbol.json file.
+            input_names: name of the input, or names.
+            param_file: path of the .params file; None: the parameters have no values.
+            ctx: context of the parameters, or a list.
+            allow_missing: whether parameters may be missing in the file.
+            ignore_extra: whether the file may have other arrays.
+
+        Returns:
+            SymbolBlock.
+        """
+        names = [input_names] if isinstance(input_names, str) else input_names
+        dtype = "float32" if param_file is None else None
+        block = SymbolBlock(symbol.load(symbol_file), [symbol.var(name, dtype=dtype) for name in names])
+        if param_file is not None:
+            options = {"cast_dtype": True, "dtype_source": "saved"}
+            block.collect_params().load(param_file, ctx, allow_missing, ignore_extra, **options)
+        return block
+
+    def __repr__(self) -> str:
+        inputs, out = self._cached_graph
+        return f"{type(self).__name__}(\n{out!r} : {len(inputs)} -> {len(out)}\n)"
+
+    def forward(self, x: Any, *args: Any) -> Any:
+        """Call the compiled graph on NDArrays, or return it with symbols in place of its inputs."""
+        if isinstance(x, NDArray):
+            with x.ctx:
+                return self._call_cached_op(x, *args)
+        assert isinstance(x, Graph), f"the first argument of a SymbolBlock is an NDArray or Symbol; found {type(x).__name__}."
+        flat, form = flatten((x, *args), "inputs")
+        self._check_structure(form)
+        inputs, out = self._cached_graph
+        return regroup(list(out(**{v.name: s for v, s in zip(inputs, flat, strict=True)})), self._out_format)
+
+    def cast(self, dtype: Any) -> None:
+        """Cast the parameters to a dtype; for float16, those of batch normalization stay float32."""
+        super().cast(dtype)
+        if np.dtype(dtype).name != "float16":
+            return
+        names = self._cached_graph[1].list_inputs()
+        for kind in ("running", "moving"):
+            for start in [n.removesuffix(f"{kind}_var") for n in names if n.endswith(f"{kind}_var")]:
+                family = [start + end for end in (f"{kind}_var", f"{kind}_mean", "gamma", "beta")]
+                for name in family if {*family} <= {*names} else ():
+                    self.params[name].cast("float32")
+
+    def _clear_cached_op(self) -> None:
+        self._cached_graph, self._cached_params = getattr(self, "_cached_graph", ()), {}
+
+
+def _leaves(args: Any) -> Iterator[Any]:
+    if isinstance(args, (list, tuple)):
+        for each in args:
+            yield from _leaves(each)
+    else:
+        yield args
+
+
+def flatten(args: Any, what: str) -> tuple[list[Any], Any]:
+    """Flatten nested lists and tuples of arrays or symbols.
+
+    Returns:
+        (leaves, structure): the structure is 0 for an array, n for a symbol with n > 1 outputs, -1 for None, else a list.
+
+    Example:
+        >>> a, b = symbol.var("a"), symbol.var("b")
+        >>> flatten((a, [b, None]), "inputs")[1]
+        [0, [0, -1]]
+    """
+    if args is None:
+        return [None], -1
+    if isinstance(args, Graph):
+        return [args], len(args) if len(args) > 1 else 0
+    if isinstance(args, NDArray):
+        return [args], 0
+    if not isinstance(args, (list, tuple)):
+        raise ValueError(f"{what} of a hybridized block are NDArrays or Symbols in (nested) lists; found {type(args).__name__}")
+    parts = [flatten(each, what) for each in args]
+    return [leaf for flat, _ in parts for leaf in flat], [form for _, form in parts]
+
+
+def regroup(leaves: Sequence[Any], form: Any) -> Any:
+    """Nest leaves as `flatten` found them.
+
+    Example:
+        >>> regroup([1, 2, None, 3], [0, [0, -1], 0])
+        [1, [2, None], 3]
+    """
+    rest = iter(leaves)
+
+    def build(form: Any) -> Any:
+        if isinstance(form, list):
+            return [build(each) for each in form]
+        return [next(rest) for _ in range(form)] if form > 0 else next(rest)
+
+    return build(form)
