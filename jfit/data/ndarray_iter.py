@@ -183,6 +183,9 @@ class NDArrayIter(DataIter):
         layout: layout in `provide_data` and `provide_label`.
         seed: integer seed of the shuffle; None: NumPy's global generator, as in MXNet.
 
+    Attributes:
+        sources: (data, labels) as they are read: two lists of (name, array).
+
     Raises:
         ValueError: no rows, unequal numbers of rows, or an unknown `last_batch_handle`.
 
@@ -215,8 +218,8 @@ class NDArrayIter(DataIter):
         super().__init__(batch_size)
         one_of(HANDLES, last_batch_handle=last_batch_handle)
         positive_integer(batch_size=batch_size)
-        self.data, self.label = _named(data, data_name), _named(label, label_name)
-        self.num_data = _count(self.data + self.label)
+        self.sources = _named(data, data_name), _named(label, label_name)
+        self.num_data = _count(self.sources[0] + self.sources[1])
         self.shuffle, self.last_batch_handle, self.layout = (shuffle, last_batch_handle, layout)
         self._rng = None if seed is None else np.random.Generator(np.random.Philox(seed))  # None: NumPy's global generator
         self._order = self._mix = np.arange(self.num_data)  # rows in reading order; the permutation that `reset` applies
@@ -224,14 +227,24 @@ class NDArrayIter(DataIter):
         self._begin(self._carry)
 
     @property
+    def data(self) -> list[tuple[str, Any]]:
+        """The data: a list of (name, array)."""
+        return self.sources[0]
+
+    @property
+    def label(self) -> list[tuple[str, Any]]:
+        """The labels: a list of (name, array)."""
+        return self.sources[1]
+
+    @property
     def provide_data(self) -> list[DataDesc]:
         """Descriptions of the data arrays."""
-        return self._describe(self.data)
+        return self._describe(self.sources[0])
 
     @property
     def provide_label(self) -> list[DataDesc]:
         """Descriptions of the label arrays."""
-        return self._describe(self.label)
+        return self._describe(self.sources[1])
 
     @property
     def num_batches(self) -> int:
@@ -243,7 +256,7 @@ class NDArrayIter(DataIter):
     @property
     def in_memory(self) -> bool:
         """Whether all arrays are NumPy arrays (none is sparse or an h5py dataset)."""
-        return all(isinstance(array, np.ndarray) for _, array in self.data + self.label)
+        return all(isinstance(array, np.ndarray) for _, array in self.sources[0] + self.sources[1])
 
     @property
     def started(self) -> bool:
@@ -280,11 +293,11 @@ class NDArrayIter(DataIter):
 
     def getdata(self) -> list[Any]:
         """Data arrays of the current batch."""
-        return self._pick(self.data)
+        return self._pick(self.sources[0])
 
     def getlabel(self) -> list[Any]:
         """Label arrays of the current batch."""
-        return self._pick(self.label)
+        return self._pick(self.sources[1])
 
     def getindex(self) -> np.ndarray:
         """Row indices of the current batch in the arrays passed to the constructor, (batch_size,)."""

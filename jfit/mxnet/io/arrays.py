@@ -52,6 +52,16 @@ class NDArrayIter(data.NDArrayIter):
 
     plain = True  # as in the base class: batches are rows of the arrays, so `fit` may read the arrays instead of the batches
 
+    @property
+    def data(self) -> list[tuple[str, Any]]:
+        """The data: a list of (name, NDArray)."""
+        return [(name, as_ndarrays(a)) for name, a in self.sources[0]]
+
+    @property
+    def label(self) -> list[tuple[str, Any]]:
+        """The labels: a list of (name, NDArray)."""
+        return [(name, as_ndarrays(a)) for name, a in self.sources[1]]
+
     def _pick(self, named: list[tuple[str, Any]]) -> list[Any]:
         return [as_ndarrays(a) for a in super()._pick(named)]
 
