@@ -371,6 +371,7 @@ def _run(
     name_hash = zlib.crc32(node.name.encode()) if name_hash is None else name_hash
     ctx = dataclasses.replace(
         base,
+        train=base.train and "__predict__" not in node.attrs,
         key=jax.random.fold_in(key, name_hash) if key is not None and op.needs_rng else None,
         rows=tuple(None if v is None else v.rows for v in ins),
         node=node.name,

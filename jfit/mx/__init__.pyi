@@ -5,7 +5,7 @@ import typing
 from jfit.graph import scopes as attribute, scopes as name
 from jfit.graph.scopes import AttrScope as AttrScope
 from jfit.mxnet import (
-    callback as callback, context as context, errors as base, image as image, image as img, initializer as init,
+    autograd as autograd, callback as callback, context as context, errors as base, image as image, image as img, initializer as init,
     initializer as initializer, metric as metric, ndarray as nd, ndarray as ndarray,
     ndarray_classes as gluon, ndarray_classes as kv, ndarray_classes as kvstore, ndarray_classes as mod,
     ndarray_classes as model, ndarray_classes as module, ndarray_classes as mon, ndarray_classes as monitor,
@@ -29,7 +29,7 @@ from jfit.mxnet.util import (
 contrib: typing.Any
 __version__: str
 __all__ = [
-    "AttrScope", "Context", "Executor", "MXNetError", "attribute", "base", "callback", "context", "contrib", "cpu",
+    "AttrScope", "Context", "Executor", "MXNetError", "attribute", "autograd", "base", "callback", "context", "contrib", "cpu",
     "cpu_pinned", "current_context", "executor", "gluon", "gpu", "image", "img", "init", "initializer", "io", "is_np_array",
     "is_np_shape", "kv", "kvstore", "lr_scheduler", "metric", "mod", "model", "module", "mon", "monitor", "name", "nd",
     "ndarray", "np_array", "np_shape", "num_gpus", "operator", "optimizer", "random", "recordio", "rnd", "rnn", "set_np_shape",

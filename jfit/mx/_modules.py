@@ -16,6 +16,7 @@ _ARRAYS = "mxnet.ndarray_classes"
 # "name=other" is called `other` there, "*" are all its public names, "" is the module of the table itself.
 TABLE: dict[str, str | dict[str, str]] = {
     "attribute": {"graph.scopes": "AttrScope"},
+    "autograd": "mxnet.autograd",
     "base": {"mxnet.errors": "DamagedFile MXNetError MissingFile ReshapeError string_types translated"},
     "callback": {
         "mxnet.callback": "BatchEndParam LogValidationMetricsCallback ProgressBar Speedometer do_checkpoint log_train_metric "

@@ -59,8 +59,11 @@ class MutableArray:
         ([2.0, 2.0, 2.0], (3,))
     """
 
-    __slots__ = ("__dict__", "value")
+    __slots__ = ("__dict__", "__weakref__", "value")
     __array_priority__ = 100.0
+    grad: Any = None  # where `mx.autograd` writes the gradient; not None: the array is a variable
+    _grad_req = "write"
+    _entry: Any = None  # (tape, slot) if the array was recorded, see `jfit.mxnet.recording`
 
     def __init__(self, value: Any) -> None:
         self.value = as_array(value)

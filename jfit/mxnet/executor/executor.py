@@ -26,8 +26,9 @@ from jfit.mxnet.groups import group_devices
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.binding import moving_aux, requests_of
 from jfit.mxnet.mutable import MutableArray, as_array
-from jfit.mxnet.ndarray.array import NDArray, on_device
+from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import zeros
+from jfit.mxnet.ndarray.invoke import on_device
 
 __all__ = ["Executor"]
 

@@ -95,7 +95,8 @@ def __getattr__(name: str) -> Any:
         return getattr(random, name.removeprefix("random_"))
     if hasattr(_FUNCTIONS, name):
         return getattr(_FUNCTIONS, name)
-    return find("mx.nd", ("",), name, function)
+    operator = globals()[name] = find("mx.nd", ("",), name, function)
+    return operator
 
 
 def __dir__() -> list[str]:

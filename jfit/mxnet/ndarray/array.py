@@ -21,10 +21,13 @@ from jfit import counters
 from jfit.formats.sparse import from_dense
 from jfit.graph.infer import trace_shapes
 from jfit.mxnet.context import Context, context_of, current_context, place
-from jfit.mxnet.errors import ReshapeError
+from jfit.mxnet.errors import MXNetError, ReshapeError
 from jfit.mxnet.mutable import MutableArray, as_array, host, is_tracer
 from jfit.mxnet.ndarray import invoke as operators
-from jfit.mxnet.ndarray.invoke import is_array, on_device, with_number
+from jfit.mxnet.ndarray.invoke import call, is_array, run, with_number
+from jfit.mxnet.recording.backward import backward
+from jfit.mxnet.recording.calls import operator_call
+from jfit.mxnet.recording.tape import is_tracked, mode, origin
 from jfit.ops import ALIASES, lookup
 
 
@@ -62,9 +65,29 @@ class NDArray(MutableArray):
     __slots__ = ()
     _fresh_grad = False  # True from backward until a Trainer step has used this array as a gradient
     stype = "default"
-    grad = None
 
     # -------------------------------------------------------------------------------- attributes and conversions
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes; does not compute the values of a recorded array."""
+        entry = self._entry
+        return self.value.shape if entry is None else entry[0].step.specs[entry[1]].shape
+
+    @property
+    def dtype(self) -> Any:
+        """Element type as a NumPy scalar type such as `numpy.float32`, as in MXNet."""
+        entry = self._entry
+        return np.dtype(self.value.dtype if entry is None else entry[0].step.specs[entry[1]].dtype).type
+
+    @property
+    def has_value(self) -> bool:
+        """Whether the array is computed, which one that is recorded is when it is first read."""
+        try:
+            _value_of(self)
+        except AttributeError:
+            return False
+        return True
+
     @property
     def context(self) -> Context:
         """The device of the array."""
@@ -128,6 +151,8 @@ class NDArray(MutableArray):
 
     def copy(self) -> NDArray:
         """Return a copy in a new buffer, on the same device."""
+        if is_recording(self):
+            return invoke("_copy", [self], {})
         value = self.value
         return NDArray(np.array(value) if isinstance(value, np.ndarray) else jnp.array(value, copy=True))
 
@@ -143,6 +168,11 @@ class NDArray(MutableArray):
         if isinstance(other, MutableArray):
             other[:] = self
             return other  # type: ignore[return-value]
+        if is_recording(self):
+            copy = NDArray(jax.device_put(self.value, Context(other).device))
+            copy._entry = mode.tape, mode.tape.add_leaf(copy, copy.value, "link")
+            mode.tape.sources[copy._entry[1]] = origin(self)
+            return copy
         return NDArray(jax.device_put(self.copy().value, Context(other).device))
 
     def as_in_context(self, context: Context) -> NDArray:
@@ -160,6 +190,8 @@ class NDArray(MutableArray):
         """
         if not copy and np.dtype(dtype) == self.dtype:
             return self
+        if is_recording(self):
+            return invoke("Cast", [self], {"dtype": np.dtype(dtype).name})
         return NDArray(copy_as(self.value, dtype))
 
     def tostype(self, stype: str) -> Any:
@@ -171,17 +203,38 @@ class NDArray(MutableArray):
         return NDArray(self.value)
 
     def attach_grad(self, grad_req: str = "write", stype: str | None = None) -> None:
-        """Allocate `grad`, a gradient buffer of zeros of the same shape; `grad_req="null"` removes it."""
-        self.grad = None if grad_req == "null" else NDArray(jnp.zeros_like(jnp.asarray(self.value)))
+        """Make the array a variable: `mx.autograd` writes gradients to `grad`, an array of zeros of the same shape.
+
+        Args:
+            grad_req: "write" (each backward pass replaces the gradient), "add", or "null", which removes `grad`.
+            stype: accepted; gradients are dense.
+        """
+        value = self.value  # before the array is detached from what was recorded
+        self._entry, self._grad_req = None, grad_req
+        self.grad = None if grad_req == "null" else type(self)(jnp.zeros_like(jnp.asarray(value)))
+
+    def backward(self, out_grad: Any = None, retain_graph: bool = False, train_mode: bool = True) -> None:
+        """Compute the gradients of this array with respect to all variables it was computed from, see `mx.autograd.backward`.
+
+        Args:
+            out_grad: gradient with respect to this array, of its shape; None: ones.
+            retain_graph: whether `backward` can be called again.
+            train_mode: accepted; the mode is that of the recording.
+        """
+        backward([self], [out_grad], retain_graph)
 
     # -------------------------------------------------------------------------------- indexing and shapes
     def __getitem__(self, key: Any) -> NDArray:
         """Basic indices (integers, slices) return views; index arrays and masks return copies.  One entry has shape (1,)."""
         key = _in_range(_key(key), self.shape)
-        if not _is_basic(key):
+        recorded, basic = is_recording(self), _is_basic(key)
+        if not basic and not recorded:
             return NDArray(self.value[key])
         parts = key if isinstance(key, tuple) else (key,)
-        single = 0 < self.ndim == sum(isinstance(p, (int, np.integer)) for p in parts) and None not in parts
+        single = basic and 0 < self.ndim == sum(isinstance(p, (int, np.integer)) for p in parts) and None not in parts
+        if recorded:
+            arrays, static = _split_key(parts)
+            return call(_index, [self, *arrays], {"key": static, "single": single}, NDArray)
 
         def get(value: Any) -> Any:
             return value[key].reshape(1) if single else value[key]
@@ -192,6 +245,8 @@ class NDArray(MutableArray):
         return View(self, get, put)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if mode.tape is not None and self._set_recorded(key, value):
+            return
         value, old = as_array(value), cast(Any, self.value)
         if isinstance(old, jax.Array) and isinstance(value, jax.Array) and not is_tracer(old) and not is_tracer(value):
             if value.committed and value.devices() != old.devices():
@@ -199,6 +254,26 @@ class NDArray(MutableArray):
         elif isinstance(value, np.ndarray):
             value = np.array(value)  # the caller may overwrite the source before the asynchronous transfer has read it
         super().__setitem__(_in_range(_key(key), self.shape), value)
+
+    def _set_recorded(self, key: Any, value: Any) -> bool:
+        """Write while recording; returns False if nothing of it needs to be recorded.
+
+        Raises:
+            MXNetError: this array is a variable or was recorded itself.
+        """
+        if is_tracked([self]):
+            raise MXNetError(
+                "Assigning to NDArrays that are already in a computational graph will cause undefined behavior: this array is "
+                "a variable or was recorded, so it cannot be written (x[:] = y, x += y, out=x) inside record(); write x = x + y"
+            )
+        if not isinstance(value, NDArray) or not is_tracked([value]) or isinstance(self, View):
+            return False
+        arrays, static = _split_key(key if isinstance(key, tuple) else (key,))
+        result = call(_assign, [self, value, *arrays], {"key": static}, NDArray)
+        self._entry = result._entry
+        del self.value
+        self._entry[0].replace(result, self)
+        return True
 
     def reshape(self, *shape: Any, reverse: bool = False, **kwargs: Any) -> NDArray:
         """Return a view in another shape.
@@ -215,6 +290,8 @@ class NDArray(MutableArray):
         if isinstance(sizes, int):
             sizes = (sizes,)
         target = _target_shape(self.shape, tuple(int(s) for s in sizes), reverse)
+        if is_recording(self):
+            return call(_reshape, [self], {"shape": target}, NDArray)
         return View(self, lambda value: value.reshape(target), lambda value: self.__setitem__(ALL, value.reshape(self.shape)))
 
     def reshape_like(self, other: NDArray) -> NDArray:
@@ -230,7 +307,10 @@ class NDArray(MutableArray):
         """Return a copy of begin[k] <= index < end[k] along each axis k."""
         return function("slice")(self, begin=begin, end=end, step=step)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
+        if name == "value" and self._entry is not None:  # recorded, and not computed yet
+            self.value = self._entry[0].read(self._entry[1])
+            return self.value
         if name.startswith("_") or name not in ALIASES:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, and there is no operator of that name")
         return functools.partial(function(name), self)
@@ -254,7 +334,7 @@ class NDArray(MutableArray):
     __le__ = _operator("broadcast_lesser_equal", "_lesser_equal_scalar")
 
     def __neg__(self) -> NDArray:
-        return binary("", "_mul_scalar", self, -1)
+        return run(_binary_call("negative"), (self,), NDArray)[0]
 
     def __abs__(self) -> NDArray:
         return function("abs")(self)
@@ -286,6 +366,52 @@ class View(NDArray):
         self._put(new)
 
 
+def _index(array: Any, *arrays: Any, key: tuple[Any, ...], single: bool) -> Any:
+    value = array[_merged_key(key, arrays)]
+    return value.reshape(1) if single else value
+
+
+def _assign(array: Any, value: Any, *arrays: Any, key: tuple[Any, ...]) -> Any:
+    index = _merged_key(key, arrays)
+    shape = jax.eval_shape(lambda a: a[index], array).shape
+    while value.ndim > len(shape) and value.shape[0] == 1:  # NumPy ignores surplus leading axes
+        value = value.reshape(value.shape[1:])
+    return array.at[index].set(value.astype(array.dtype))
+
+
+def _reshape(array: Any, shape: tuple[int, ...]) -> Any:
+    return array.reshape(shape)
+
+
+def _split_key(parts: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
+    """Split an index into its arrays (masks become indices) and a hashable rest, for `_merged_key`."""
+    arrays: list[Any] = []
+    static: list[Any] = []
+    for part in parts:
+        if isinstance(part, slice):
+            static.append(("slice", part.start, part.stop, part.step))
+        elif part is None or part is Ellipsis or isinstance(part, (int, np.integer)):
+            static.append(part)
+        else:
+            part = np.asarray(part)
+            indices = np.nonzero(part) if part.dtype == bool else [part.astype(np.int32)]
+            arrays += [MutableArray(i) for i in indices]
+            static += ["array"] * len(indices)
+    return arrays, tuple(static)
+
+
+def _merged_key(static: tuple[Any, ...], arrays: Sequence[Any]) -> tuple[Any, ...]:
+    rest = iter(arrays)
+    parts = [next(rest) if part == "array" else part for part in static]
+    return tuple([slice(*part[1:]) if isinstance(part, tuple) else part for part in parts])
+
+
+def is_recording(array: Any) -> bool:
+    """Return whether operations on this array are recorded now."""
+    return mode.tape is not None and (array._entry is not None or array.grad is not None)
+
+
+_value_of = MutableArray.value.__get__  # type: ignore[attr-defined]
 ALL = slice(None)
 STORAGE: dict[str, Callable[[Any], NDArray]] = {}  # storage type -> NDArray class; filled by the module `sparse`
 
@@ -294,7 +420,7 @@ def binary(array_op: str, scalar_op: str, left: NDArray, right: Any, swapped: bo
     """Apply a binary operator to an NDArray and another array (with broadcasting) or a number.
 
     Args:
-        array_op: name of the operator of two arrays; "" if there is none.
+        array_op: name of the operator of two arrays.
         scalar_op: name of the operator of an array and a number; its result has the array's dtype.
         left: the NDArray.
         right: array or number.
@@ -303,14 +429,17 @@ def binary(array_op: str, scalar_op: str, left: NDArray, right: Any, swapped: bo
     Returns:
         NDArray, or NotImplemented if `right` is neither an array nor a number.
     """
-    if isinstance(right, (numbers.Number, np.generic)):
-        return NDArray(with_number(scalar_op, left, right))
-    if not array_op or not is_array(right):
-        return NotImplemented
-    pair = [on_device(left), on_device(right)]
-    rank = max(x.ndim for x in pair)  # equal ranks also work under jax_numpy_rank_promotion="raise"
-    pair = [x if x.ndim == rank else x.reshape((1,) * (rank - x.ndim) + x.shape) for x in pair]
-    return invoke(array_op, pair[::-1] if swapped else pair, {})
+    if not isinstance(right, MutableArray):  # the usual case first: looking for numbers is slow
+        if isinstance(right, (numbers.Number, np.generic)):
+            return with_number(scalar_op, left, right, NDArray)
+        if not is_array(right):
+            return NotImplemented
+    return run(_binary_call(array_op), (right, left) if swapped else (left, right), NDArray)[0]
+
+
+@functools.cache
+def _binary_call(array_op: str) -> Any:
+    return operator_call(lookup(array_op), lookup(array_op).parse({}))
 
 
 def stays_on_host(value: Any, ctx: Any = None) -> bool:

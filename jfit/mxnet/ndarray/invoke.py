@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import checks
-from jfit.graph.nodes import is_own
 from jfit.mxnet import keys
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.mutable import MutableArray, as_array, host
-from jfit.ops import Attrs, Ctx, Op, lookup, record_for
+from jfit.mxnet.recording.calls import Call, function_call, operator_call
+from jfit.mxnet.recording.steps import refused
+from jfit.mxnet.recording.tape import is_tracked, mode
+from jfit.ops import Attrs, Op, lookup, record_for
 from jfit.ops.elementwise import BROADCAST, WITH_NUMBER
-from jfit.ops.rules import reason
-from jfit.programs import Program
 
 
 def _divide(x: Any, y: Any) -> Any:
@@ -61,25 +61,73 @@ def invoke(
         >>> invoke("clip", [np.array([1.0, 5.0])], {"a_min": 0, "a_max": 2}).asnumpy().tolist()
         [1.0, 2.0]
     """
-    op = record_for(name, attrs)
+    return _write_out(run(_prepared(record_for(name, attrs), len(arrays), attrs), arrays, kind), out)
+
+
+def _prepared(op: Op, count: int, attrs: dict[str, Any]) -> Call:
+    """Parse the attributes of an operator that is applied to `count` arrays."""
     if op.variadic:
-        attrs = {op.variadic: len(arrays), **attrs}
+        attrs = {op.variadic: count, **attrs}
     try:
         params = op.parse(attrs) if attrs else _defaults(op.name)
         names = (*op.input_names(params), *op.aux)
     except ValueError as error:
         raise MXNetError(str(error)) from None
+    if count != len(names):
+        raise MXNetError(f"{op.name} takes {len(names)} arrays ({', '.join(names)}), found {count}")
+    return operator_call(op, params)
+
+
+def run(call: Call, arrays: Sequence[Any], kind: Any = MutableArray) -> list[Any]:
+    """Run an operation, or record it if `mx.autograd` records and one of the arrays is a variable or was recorded.
+
+    Args:
+        call: the operation.
+        arrays: its inputs.
+        kind: class of the results, which must be NDArray or a subclass of it while recording.
+
+    Returns:
+        List of the results.
+
+    Raises:
+        MXNetError: the operation does not accept arrays of these shapes and dtypes.
+    """
+    tape = mode.tape
+    if tape is not None:
+        arrays = [a if isinstance(a, MutableArray) else MutableArray(a) for a in arrays]
+        if is_tracked(arrays):
+            return tape.record(call, arrays, kind)
     values = [on_device(a) for a in arrays]
-    if len(values) != len(names):
-        raise MXNetError(f"{op.name} takes {len(names)} arrays ({', '.join(names)}), found {len(values)}")
-    key = jax.random.key_data(keys.next_key()) if op.needs_rng else None
+    key = jax.random.key_data(keys.next_key()) if call.op.needs_rng else None
     try:
-        fn = _numpy_function(name, values)
-        outputs = _compiled(op, params)(key, *values) if fn is None else (fn(*values),)
+        fn = _numpy_function(call.op.name, values)
+        outputs = call.run[mode.training](key, *values) if fn is None else (fn(*values),)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        types = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
-        raise MXNetError(f"{op.name} does not accept {types or 'its attributes'}: {reason(error)}") from error
-    return _write_out([kind(o) for o in outputs], out)
+        raise refused(call, values, error) from error
+    return [kind(o) for o in outputs]
+
+
+def call(
+    fn: Callable[..., Any], arrays: Sequence[Any], static: Mapping[str, Hashable] | None = None, kind: Any = MutableArray
+) -> Any:
+    """Run, or record, a pure function of JAX arrays.
+
+    Args:
+        fn: function `fn(*arrays, **static)` of JAX arrays that returns one or a tuple; the same object each time, because
+            its programs are kept by it.
+        arrays: its arrays.
+        static: its other arguments, hashable.
+        kind: class of the results.
+
+    Returns:
+        One `kind`, or a list of them if the function returns a tuple of several.
+
+    Example:
+        >>> call(jax.numpy.roll, [np.arange(3)], {"shift": 1}).asnumpy().tolist()
+        [2, 0, 1]
+    """
+    results = run(function_call(fn, len(arrays), tuple((static or {}).items())), arrays, kind)
+    return results[0] if len(results) == 1 else results
 
 
 @functools.cache
@@ -87,60 +135,49 @@ def _defaults(name: str) -> Attrs:
     return lookup(name).parse({})
 
 
-@functools.lru_cache(maxsize=4096)
-def _compiled(op: Op, params: Attrs) -> Callable[..., tuple[Any, ...]]:
-    def run(key: Any, *arrays: Any) -> tuple[Any, ...]:
-        arrays = tuple(_integers_to_float(op, arrays))
-        rng = None if key is None else jax.random.wrap_key_data(key)
-        ctx = Ctx(train=False, key=rng, rows=(None,) * len(arrays), node=op.name)
-        result = op.fn(ctx, params, *arrays)
-        outputs = result[0] if op.aux else result
-        return (outputs if isinstance(outputs, tuple) else (outputs,))[: op.num_visible(params)]
-
-    # keep_unused: zeros_like does not read its input, but its output must be on the input's device
-    build = functools.partial(jax.jit, keep_unused=True)
-    return build(run) if is_own(op) else Program(run, build, name=op.name)
-
-
-def _integers_to_float(op: Op, arrays: Sequence[Any]) -> list[Any]:
-    """Cast integer arrays to the dtype of the first float array, if the inputs of `op` must share one dtype."""
-    floats = [a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)]
-    if not floats or op.types is not None:
-        return list(arrays)
-    return [a if jnp.issubdtype(a.dtype, jnp.floating) else a.astype(floats[0]) for a in arrays]
-
-
 def _write_out(results: list[MutableArray], out: Any) -> Any:
     if out is None:
         return results[0] if len(results) == 1 else results
     targets = list(out) if isinstance(out, (list, tuple)) else [out]
     for target, result in zip(targets, results, strict=True):
-        target[:] = result.value
+        target[:] = result
     return out
 
 
-def with_number(name: str, array: Any, scalar: Any) -> Any:
-    """Return the result of operator `name` (`_plus_scalar`, ...) for an array and a number, in the array's dtype.
+def with_number(name: str, array: Any, scalar: Any, kind: Any = MutableArray) -> Any:
+    """Return the result of operator `name` (`_plus_scalar`, ...) for an array and a number, in the array's dtype, as a `kind`.
 
     Example:
-        >>> with_number("_rminus_scalar", np.array([1.0, 2.0]), 5).tolist()
+        >>> with_number("_rminus_scalar", np.array([1.0, 2.0]), 5).asnumpy().tolist()
         [4.0, 3.0]
     """
     number = scalar.item() if hasattr(scalar, "item") else scalar
     if isinstance(number, numbers.Integral) and not -(2**31) <= int(number) < 2**31:
         number = float(number)  # an int beyond int32 overflows as an argument of a jitted function
+    if mode.tape is not None and is_tracked([array]):
+        if name == "_power_scalar":  # with a constant exponent, XLA multiplies where it can
+            params = lookup(name).parse({"scalar": number})
+            return mode.tape.record(operator_call(lookup(name), params), [array], kind)[0]
+        # an array, so that the same program is used for every number
+        dtype = np.int32 if isinstance(number, numbers.Integral) else np.float32
+        return mode.tape.record(_number_call(name), [array, MutableArray(np.asarray(number, dtype))], kind)[0]
     array = on_device(array)
     fn = _numpy_function(name, [array])
     if fn is not None:  # a number is rounded to JAX's default dtype first, as an argument of a compiled function is
         with np.errstate(over="ignore"):
-            return fn(array, np.asarray(number, jax.dtypes.canonicalize_dtype(float)).astype(array.dtype))
-    return _compiled_scalar_op(name)(array, number)
+            return kind(fn(array, np.asarray(number, jax.dtypes.canonicalize_dtype(float)).astype(array.dtype)))
+    return kind(_number_call(name).run[False](None, array, number)[0])
 
 
 @functools.cache
-def _compiled_scalar_op(name: str) -> Callable[[Any, Any], Any]:
+def _number_call(name: str) -> Call:
     fn = lookup(name).fn
-    return jax.jit(lambda array, scalar: fn(None, SimpleNamespace(scalar=scalar, is_int=True), array))
+
+    def run(array: Any, scalar: Any) -> Any:
+        return fn(None, SimpleNamespace(scalar=scalar, is_int=True), array)
+
+    run.__name__ = name
+    return function_call(run, 2)
 
 
 def on_device(value: Any) -> Any:
@@ -167,6 +204,9 @@ def is_array(value: Any) -> bool:
     return isinstance(value, (MutableArray, np.ndarray, jax.Array)) and not isinstance(value, np.generic)
 
 
+_ARRAY = object()  # takes the place of an array
+
+
 @functools.cache
 def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[..., Any]:
     """Return the function that runs one operator immediately and returns results of class `kind`.
@@ -181,8 +221,24 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
         (2, 2)
     """
     op = lookup(name)
+    known: dict[Any, Call] = {}  # by the arguments, without the arrays
 
     def call(*args: Any, out: Any = None, name: str | None = None, **kwargs: Any) -> Any:
+        key = (*[_ARRAY if isinstance(a, MutableArray) else a for a in args], _ARRAY, *kwargs.items())
+        try:
+            prepared = known.get(key)
+        except TypeError:  # an argument is not hashable
+            key = prepared = None
+        if prepared is None:
+            arrays, prepared = read(args, kwargs)
+            if key is not None and len(arrays) == key.count(_ARRAY) - 1 and len(known) < 256:
+                known[key] = prepared
+        else:
+            arrays = [a for a in args if isinstance(a, MutableArray)]
+        results = run(prepared, arrays, kind)
+        return results[0] if out is None and len(results) == 1 else _write_out(results, out)
+
+    def read(args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], Call]:
         if len(args) == 1 and isinstance(args[0], (list, tuple)) and op.variadic and all(map(is_array, args[0])):
             args = tuple(args[0])
         arrays = [a for a in args if is_array(a)]
@@ -196,7 +252,9 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
             raise TypeError(f"{op.name} got {len(positional)} positional attributes, but only has {list(op.attrs)}")
         attrs.update((k, v) for k, v in zip(unset, positional, strict=False) if v is not None)
         with translated():
-            return invoke(op.name, _order_inputs(record_for(op.name, attrs), arrays, named, attrs), attrs, out, kind)
+            record = record_for(op.name, attrs)
+            arrays = _order_inputs(record, arrays, named, attrs)
+            return arrays, _prepared(record, len(arrays), attrs)
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = op.doc

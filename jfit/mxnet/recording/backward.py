@@ -1,0 +1,176 @@
+"""Backward passes: the gradients of recorded arrays with respect to variables."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfit.mxnet.errors import MXNetError
+from jfit.mxnet.mutable import MutableArray, as_array, replace
+from jfit.mxnet.recording.plan import Plan
+from jfit.mxnet.recording.tape import Pull, Tape, mode, origin
+
+_NOT_RECORDED = (
+    "Cannot differentiate node because it is not in a computational graph: the array was not computed from variables inside "
+    "autograd.record(), or its gradient was computed before; pass retain_graph=True to compute it again"
+)
+
+
+def backward(heads: Sequence[Any], head_gradients: Sequence[Any] | None = None, retain_graph: bool = False) -> None:
+    """Compute the gradients of arrays and write them to the `grad` of the variables; see `mx.autograd.backward`."""
+    pass_ = _Pass(heads, head_gradients)
+    pass_.run(retain_graph)
+    added, olds = [], []
+    for array, gradient in pass_.gradients.values():
+        array._fresh_grad = True
+        if array._grad_req == "add":
+            added.append((array.grad, gradient))
+            olds.append(array.grad.value)
+        else:
+            replace(array.grad, gradient)
+    if added:
+        for (grad, _), value in zip(added, _sums(olds, [g for _, g in added]), strict=True):
+            replace(grad, value)
+
+
+@jax.jit
+def _sums(left: list[Any], right: list[Any]) -> list[Any]:
+    return [a + b.astype(a.dtype) for a, b in zip(left, right, strict=True)]
+
+
+class _Pass:
+    """One backward pass, over all tapes that the heads depend on.
+
+    Args:
+        heads: NDArrays to differentiate.
+        head_gradients: gradient with respect to each, or None for ones.
+        kind: class of gradients that are recorded, to be differentiated again; None: they are jax arrays.
+
+    Attributes:
+        gradients: id of a variable -> (the variable, its gradient).
+    """
+
+    def __init__(self, heads: Sequence[Any], head_gradients: Sequence[Any] | None = None, kind: Any = None) -> None:
+        self._kind, self.gradients = kind, dict[int, tuple[Any, Any]]()
+        self._open: dict[Tape, dict[int, Any]] = {}  # tape -> slot -> gradient, or None for ones
+        given = [None] * len(heads) if head_gradients is None else list(head_gradients)
+        if len(given) != len(heads):
+            raise ValueError(f"there are {len(heads)} heads and {len(given)} head gradients; pass one for each head, or None")
+        for head, gradient in zip(heads, given, strict=True):
+            start = origin(head)
+            if start is None:
+                raise MXNetError(_NOT_RECORDED)
+            if gradient is None and not isinstance(start, tuple):
+                gradient = jax.numpy.ones(head.shape, head.dtype)
+            self._add(start, gradient if kind is not None or gradient is None else as_array(gradient))
+
+    def _add(self, to: Any, gradient: Any) -> None:
+        """Add a gradient to that of a result of a tape, or of a variable."""
+        if to is None:
+            return
+        if not isinstance(to, tuple):
+            old = self.gradients.get(id(to))
+            self.gradients[id(to)] = to, gradient if old is None else old[1] + gradient
+            return
+        tape, slot = to
+        slots = self._open.setdefault(tape, {})
+        if slot in slots:
+            old = slots[slot]
+            ones = functools.partial(np.ones, tape.step.specs[slot].shape, tape.step.specs[slot].dtype)
+            gradient = (ones() if old is None else old) + (ones() if gradient is None else gradient)
+        slots[slot] = gradient
+
+    def run(self, retain_graph: bool) -> None:
+        """Go back through all tapes, from the last recorded one to the first."""
+        while self._open:
+            tape = max(self._open, key=operator.attrgetter("serial"))
+            slots = self._open[tape]
+            last = max(slots)
+            if last in tape.owners:
+                self._leave(tape, slots, last)
+            else:
+                self._pull(tape, slots, last, retain_graph)
+            if not slots:
+                del self._open[tape]
+
+    def _leave(self, tape: Tape, slots: dict[int, Any], last: int) -> None:
+        """Pass the gradient of a leaf on to where it was computed."""
+        source = tape.sources.get(last)
+        if isinstance(source, Pull):
+            gradients = [slots.pop(slot, None) for slot in source.slots]
+            for to, gradient in zip(source.origins, source.backward(gradients), strict=True):
+                self._add(to, gradient)
+            return
+        owner, gradient = tape.owners[last], slots.pop(last)
+        if gradient is None:
+            gradient = np.ones(tape.step.specs[last].shape, tape.step.specs[last].dtype)
+        if source is None:
+            self._add(owner, gradient)
+            return
+        if not isinstance(gradient, MutableArray):  # the array may have been copied to another device
+            place = source[0].values[source[1]] if isinstance(source, tuple) else source.value
+            gradient = jax.device_put(gradient, place.sharding) if isinstance(place, jax.Array) else gradient
+        self._add(source, gradient)
+
+    def _pull(self, tape: Tape, slots: dict[int, Any], last: int, retain_graph: bool) -> None:
+        """Compute the gradients of all results that are connected with the last one, in one program."""
+        heads = tuple(sorted(slot for slot in slots if slot not in tape.owners))
+        wanted = () if self._kind else tape.pending()
+        plan = tape.plan(heads, wanted, (last,)) if len(heads) == 1 else self._connected(tape, heads, wanted, last)
+        given = [slots.pop(slot) for slot in plan.heads]
+        if self._kind is not None:
+            gradients: Any = self._recorded(tape, plan, given)
+        else:
+            gradients, extras, aux = plan.gradients(tape.key(plan), tape.leaves(plan), given)
+            tape.keep(plan, extras)
+            for slot, value in zip(plan.aux, aux, strict=True):
+                tape.owners[slot].value = value
+        for slot, gradient in zip(plan.variables, gradients, strict=True):
+            source = tape.sources.get(slot)
+            self._add((tape, slot) if source is not None else tape.owners[slot], gradient)
+        if not retain_graph:
+            tape.release(plan.visited)
+
+    def _connected(self, tape: Tape, heads: tuple[int, ...], wanted: tuple[int, ...], last: int) -> Plan:
+        """Return the plan of those heads that are connected with the last one: others may be on another device."""
+        together = tape.plan((), heads, (last,)).extras
+        return tape.plan(together, wanted, (last,))
+
+    def _recorded(self, tape: Tape, plan: Plan, given: list[Any]) -> Any:
+        """Record the gradients as results of one operation on the leaves and head gradients."""
+        assert mode.tape is not None
+        owners = [tape.owners[slot] if tape.owners[slot] is not None else self._kind(tape.values[slot]) for slot in plan.leaves]
+        specs = [tape.step.specs[slot] for slot in plan.heads]
+        heads = [self._kind(np.ones(s.shape, s.dtype)) if g is None else g for s, g in zip(specs, given, strict=True)]
+        key = tape.key(plan)
+        key = self._kind(np.zeros(2, np.uint32) if key is None else key)
+        return mode.tape.record(plan.recorded, [key, *owners, *heads], self._kind)
+
+
+def gradients_of(
+    heads: Sequence[Any], variables: Sequence[Any], head_gradients: Any, retain_graph: bool, kind: Any
+) -> list[Any]:
+    """Return the gradients with respect to variables; recorded ones of class `kind`, if that is not None.
+
+    Raises:
+        MXNetError: an array is not a variable, or the heads do not depend on it.
+    """
+    for i, variable in enumerate(variables):
+        if variable.grad is None:
+            raise MXNetError(
+                f"Cannot differentiate with respect to the {i + 1}-th variable because it does not require gradient; call its "
+                "attach_grad() before record()"
+            )
+    pass_ = _Pass(heads, head_gradients, kind)
+    pass_.run(retain_graph)
+    for i, variable in enumerate(variables):
+        if id(variable) not in pass_.gradients:
+            raise MXNetError(
+                f"Cannot differentiate with respect to the {i + 1}-th variable because it is unreachable from the outputs"
+            )
+    return [pass_.gradients[id(v)][1] for v in variables]

@@ -1,0 +1,197 @@
+"""How to compute values or gradients of some results of a tape: which arrays it takes, and the program."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfit.graph.nodes import Entry, Node
+from jfit.graph.symbol import Symbol
+from jfit.lowering import lower
+from jfit.lowering.model import Model
+from jfit.mxnet.recording.calls import Call, cotangent, function_call, is_float
+from jfit.mxnet.recording.steps import Step
+from jfit.programs import Program
+
+MAX_NEW = 32  # plans that are compiled when they run for the first time
+_new = [0]  # number of those
+
+
+class Plan:
+    """The part of a path that is connected with some results, and its programs.
+
+    Args:
+        step: the end of the path.
+        heads: slots of the results to differentiate; empty: only values are computed.
+        wanted: slots of the results whose values are computed too, if they are connected with `roots`.
+        roots: slots of results; all that is connected with them by operations is one program.
+        known: slots of results that were computed before.
+
+    Attributes:
+        leaves: slots of the arrays that it takes.
+        variables: slots of the leaves that get a gradient.
+        extras: those of `wanted` that it computes.
+        visited: slots of all results that the heads depend on.
+        aux: slots of the auxiliary states, whose new values it computes.
+    """
+
+    def __init__(
+        self, step: Step, heads: Sequence[int], wanted: Sequence[int], roots: Sequence[int], known: Collection[int]
+    ) -> None:
+        self.heads, self._specs, self._runs, self._is_compiled = tuple(heads), step.specs, 0, False
+        operations = {slot: s for s in step.path() if s.call for slot in range(s.first, s.first + _count(s))}
+        self._operations, self._known = operations, frozenset(known)
+        together = self._connected(roots)
+        self.extras = tuple(slot for slot in wanted if slot in together)
+        self.visited = self._before(heads)
+        needed = self._before((*heads, *self.extras))
+        self._steps = sorted({operations[slot] for slot in needed if slot not in self._known}, key=lambda s: s.first)
+        inputs = sorted({slot for s in self._steps for slot in s.inputs})
+        self.leaves = tuple(s for s in inputs if s not in operations or s in self._known)
+        requests = {s.first: s.request for s in step.path() if s.call is None}
+        used = {slot for s in self._steps if s.first in self.visited for slot in s.inputs}
+        self.variables = tuple(s for s in self.leaves if s in used and requests.get(s) and is_float(self._specs[s]))
+        aux = {s.inputs[i]: None for s in self._steps if s.train and s.first in self.visited for i in s.call.aux}  # type: ignore[union-attr]
+        self.aux = tuple(aux)
+        self._train = any(s.train for s in self._steps)
+        self.is_random = any(s.call.op.needs_rng for s in self._steps)  # type: ignore[union-attr]
+
+    def _before(self, slots: Sequence[int]) -> set[int]:
+        """Return the slots of the results that these depend on, and their own."""
+        found: set[int] = set()
+        stack = list(slots)
+        while stack:
+            slot = stack.pop()
+            if slot in self._operations and slot not in found:
+                step = self._operations[slot]
+                found.update(range(step.first, step.first + _count(step)))
+                stack.extend(() if slot in self._known else step.inputs)
+        return found
+
+    def _connected(self, roots: Sequence[int]) -> set[int]:
+        """Return the slots of the results that are connected with the roots by operations (not by a common leaf)."""
+        found = set(roots)
+        groups = [
+            {*range(s.first, s.first + _count(s)), *(i for i in s.inputs if i in self._operations)}
+            for s in {*self._operations.values()}
+        ]
+        while grown := [g for g in groups if g & found and not g <= found]:
+            found.update(*grown)
+        return found
+
+    # ---------------------------------------------------------------------------------------------- the graph
+    @functools.cached_property
+    def symbol(self) -> Symbol:
+        """The graph of heads and extras; its variables have the names `v<slot>`."""
+        entries = {slot: Entry(Node(None, f"v{slot}", {}), 0) for slot in self.leaves}
+        for step in self._steps:
+            assert step.call is not None
+            node = step.call.node(f"n{step.first}", [entries[slot] for slot in step.inputs], self._train and not step.train)
+            entries.update({step.first + i: Entry(node, i) for i in range(_count(step))})
+        return Symbol(tuple(entries[slot] for slot in (*self.heads, *self.extras)))
+
+    @functools.cached_property
+    def _model(self) -> Model:
+        return lower(self.symbol, inputs=[])
+
+    def _apply(self, key: Any, values: dict[int, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return (heads and extras, new auxiliary states)."""
+        arrays = {f"v{slot}": values[slot] for slot in self.leaves}
+        aux = {name: arrays.pop(name) for name in self.symbol.list_auxiliary_states()}
+        rng = None if key is None else jax.random.wrap_key_data(key)
+        outputs, new_aux = self._model.apply(arrays, aux, {}, key=rng, train=self._train)
+        return tuple(outputs), tuple(new_aux[f"v{slot}"] for slot in self.aux)
+
+    def _gradients(self, key: Any, leaves: Sequence[Any], head_gradients: Sequence[Any]) -> Any:
+        """Return (gradients of the variables, extras, new auxiliary states)."""
+        values, count = dict(zip(self.leaves, leaves, strict=True)), len(self.heads)
+
+        def forward(variables: Sequence[Any]) -> Any:
+            outputs, new_aux = self._apply(key, {**values, **dict(zip(self.variables, variables, strict=True))})
+            return outputs[:count], (outputs[count:], new_aux)
+
+        heads, vjp, (extras, new_aux) = jax.vjp(forward, [values[slot] for slot in self.variables], has_aux=True)
+        (gradients,) = vjp(tuple(map(cotangent, heads, head_gradients)))
+        return gradients, extras, new_aux
+
+    def _values(self, key: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        return self._apply(key, dict(zip(self.leaves, leaves, strict=True)))[0]
+
+    # ---------------------------------------------------------------------------------------------- running it
+    @functools.cached_property
+    def _program(self) -> Program:
+        fn = self._gradients if self.heads else self._values
+        return Program(fn, jax.jit, name="autograd_backward" if self.heads else "autograd_forward")
+
+    def _compiles(self) -> bool:
+        """Return whether to compile: while few plans are new, or if this one runs again."""
+        self._runs += 1
+        if not self._is_compiled and (self._runs > 1 or _new[0] < MAX_NEW):
+            self._is_compiled = True
+            _new[0] += self._runs == 1
+        return self._is_compiled
+
+    def values(self, key: Any, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return the values of `extras`."""
+        if self._compiles():
+            return self._program(key, leaves)
+        values = self._one_by_one(key, leaves)
+        return [values[slot] for slot in self.extras]
+
+    def gradients(self, key: Any, leaves: Sequence[Any], head_gradients: Sequence[Any]) -> tuple[Any, Any, Any]:
+        """Return (gradients of `variables`, values of `extras`, new values of `aux`); a head gradient may be None, for ones."""
+        if self._compiles():
+            return self._program(key, leaves, head_gradients)
+        values, cotangents, new_aux = self._one_by_one(key, leaves), {}, {}
+        for slot, gradient in zip(self.heads, head_gradients, strict=True):
+            one = cotangent(values[slot], gradient)
+            cotangents[slot] = one if slot not in cotangents else cotangents[slot] + one
+        for step in reversed(self._steps):
+            outs = [cotangents.pop(step.first + i, None) for i in range(_count(step))]
+            if all(o is None for o in outs):
+                continue
+            call: Any = step.call
+            ins = [values[slot] for slot in step.inputs]
+            pulled, new = call.pull[step.train](_key_of(key, step), ins, outs)
+            for slot, gradient in zip(step.inputs, pulled, strict=True):
+                if gradient is not None:
+                    cotangents[slot] = gradient if slot not in cotangents else cotangents[slot] + gradient
+            new_aux.update(zip([step.inputs[i] for i in call.aux], new, strict=False))
+        grads = [cotangents.get(slot, np.zeros(self._specs[slot].shape, self._specs[slot].dtype)) for slot in self.variables]
+        return grads, [values[slot] for slot in self.extras], [new_aux.get(slot, values[slot]) for slot in self.aux]
+
+    def _one_by_one(self, key: Any, leaves: Sequence[Any]) -> dict[int, Any]:
+        """Run the operations one by one; returns the values of all slots."""
+        values = dict(zip(self.leaves, leaves, strict=True))
+        for step in self._steps:
+            assert step.call is not None
+            outputs = step.call.run[step.train](_key_of(key, step), *(values[slot] for slot in step.inputs))
+            values.update(enumerate(outputs, step.first))
+        return values
+
+    @functools.cached_property
+    def recorded(self) -> Call:
+        """The operation (key data, *leaves, *head gradients) -> gradients of `variables`, to differentiate them again."""
+
+        def gradient(key: Any, *arrays: Any) -> tuple[Any, ...]:
+            count = len(self.leaves)
+            return tuple(self._gradients(key, arrays[:count], arrays[count:])[0])
+
+        return function_call(gradient, 1 + len(self.leaves) + len(self.heads))
+
+
+def _key_of(key: Any, step: Step) -> Any:
+    """Return the key that the node of a step has in the program of its graph."""
+    assert step.call is not None
+    if not step.call.op.needs_rng:
+        return None
+    return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), zlib.crc32(f"n{step.first}".encode())))
+
+
+def _count(step: Step) -> int:
+    return len(step.specs) - step.first

@@ -1,0 +1,173 @@
+"""What one `record()` block records, with its arrays: results have no value until one of them is read."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfit.mxnet import keys
+from jfit.mxnet.recording.calls import Call
+from jfit.mxnet.recording.plan import Plan
+from jfit.mxnet.recording.steps import MAX_STEPS, Step
+
+
+class Mode(threading.local):
+    """Whether this thread computes in training mode, and what it records to (None: it does not record)."""
+
+    training = False
+    tape: Tape | None = None
+
+
+mode = Mode()
+_root = [Step(None, ())]
+_serials = itertools.count()
+
+
+class Tape:
+    """The operations of one `record()` block and the arrays they take.
+
+    An NDArray that is a result has no value at first; its attribute `_entry` is (tape, slot).
+
+    Attributes:
+        step: the last step.
+        serial: number of the tape; a tape depends on tapes with lower numbers only.
+        values: the array of each slot, None for a result that is not computed.
+        owners: slot of a leaf -> its NDArray.
+        sources: slot of a leaf that was computed from variables elsewhere -> (tape, slot) or `Pull`.
+    """
+
+    def __init__(self) -> None:
+        if Step.count > MAX_STEPS:
+            _root[0], Step.count = Step(None, ()), 0
+        self.step, self.serial = _root[0], next(_serials)
+        self.values: list[Any] = []
+        self.owners: dict[int, Any] = {}
+        self.sources: dict[int, Any] = {}
+        self._results: dict[int, weakref.ref[Any]] = {}
+        self._slots: dict[int, int] = {}  # id of a variable, or of the value of a constant -> slot
+        self._key: Any = None
+
+    # ---------------------------------------------------------------------------------------------- recording
+    def record(self, call: Call, arrays: Sequence[Any], kind: Any) -> list[Any]:
+        """Record an operation; returns its results, of class `kind`.
+
+        Raises:
+            MXNetError: the operation does not accept arrays of these shapes and dtypes.
+        """
+        inputs = tuple([e[1] if (e := a._entry) is not None and e[0] is self else self._leaf(a) for a in arrays])
+        key = call, mode.training, inputs
+        step = self.step.next.get(key) or self.step.operation(key)
+        self.step = step
+        values, results, made = self.values, self._results, []
+        for slot in range(step.first, len(step.specs)):
+            array = kind.__new__(kind)
+            array._entry = self, slot
+            values.append(None)
+            results[slot] = weakref.ref(array)
+            made.append(array)
+        return made
+
+    def replace(self, result: Any, array: Any) -> None:
+        """Let another NDArray be a result from now on."""
+        self._results[result._entry[1]] = weakref.ref(array)
+
+    def _leaf(self, array: Any) -> int:
+        """Return the slot of an array from outside."""
+        entry, value = array._entry, array.value
+        if isinstance(value, np.ndarray):
+            value = value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
+        request = "link" if entry is not None else None if array.grad is None else array._grad_req
+        identity = id(value) if request is None else id(array)
+        slot = self._slots.get(identity)
+        if slot is None or self.values[slot] is not value:
+            slot = self._slots[identity] = self.add_leaf(array, value, request)
+            if entry is not None:
+                self.sources[slot] = entry
+        return slot
+
+    def add_leaf(self, array: Any, value: Any, request: str | None) -> int:
+        """Add an array from outside; returns its slot."""
+        key = value.shape, value.dtype, request
+        self.step = self.step.next.get(key) or self.step.leaf(key)
+        self.values.append(value)
+        self.owners[self.step.first] = array
+        return self.step.first
+
+    # ---------------------------------------------------------------------------------------------- computing
+    def key(self, plan: Plan) -> Any:
+        """Return the key data of all random operations of this tape; None if the plan has none."""
+        if plan.is_random and self._key is None:
+            self._key = jax.random.key_data(keys.next_key())
+        return self._key if plan.is_random else None
+
+    def leaves(self, plan: Plan) -> list[Any]:
+        """Return the arrays that a plan takes."""
+        return [self.values[slot] for slot in plan.leaves]
+
+    def pending(self) -> tuple[int, ...]:
+        """Return the slots of the results that have no value, and that the script still refers to."""
+        values = self.values
+        return tuple([slot for slot, ref in self._results.items() if values[slot] is None and ref() is not None])
+
+    def read(self, slot: int) -> Any:
+        """Return the value of a slot; if it is not computed yet, all pending results connected with it are."""
+        if self.values[slot] is None:
+            known = tuple([s for s in self._results if self.values[s] is not None])
+            plan = self.plan((), tuple(sorted({slot, *self.pending()})), (slot,), known)
+            self.keep(plan, plan.values(self.key(plan), self.leaves(plan)))
+        return self.values[slot]
+
+    def plan(
+        self, heads: tuple[int, ...], wanted: tuple[int, ...], roots: tuple[int, ...], known: tuple[int, ...] = ()
+    ) -> Plan:
+        """Return the `Plan` with these arguments for all that is recorded so far."""
+        key = heads, wanted, roots, known
+        plan = self.step.plans.get(key)
+        if plan is None:
+            plan = self.step.plans[key] = Plan(self.step, *key)
+        return plan
+
+    def keep(self, plan: Plan, extras: Sequence[Any]) -> None:
+        """Store the values of the extras of a plan, also in their NDArrays."""
+        for slot, value in zip(plan.extras, extras, strict=True):
+            self.values[slot] = value
+            array = self._results[slot]()
+            if array is not None and not array.has_value:
+                array.value = value
+
+    def release(self, slots: set[int]) -> None:
+        """Forget how results were computed: their gradients were."""
+        for slot in slots:
+            array = self._results[slot]()
+            if array is not None and array._entry == (self, slot):
+                array._entry = None
+
+
+class Pull:
+    """Python code that computes the gradients of arrays that were made by Python code, see `mx.autograd.Function`.
+
+    Args:
+        backward: function (list of the gradients of the results, or None) -> gradients of `inputs`.
+        inputs: arrays, variables or results of tapes.
+        slots: slots of the results on a tape, where they are leaves.
+    """
+
+    def __init__(self, backward: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Any], slots: Sequence[int]) -> None:
+        self.backward, self.slots = backward, tuple(slots)
+        self.origins = [origin(a) for a in inputs]
+
+
+def origin(array: Any) -> Any:
+    """Return where the gradient of an array goes: (tape, slot), the array itself if it is a variable, or None."""
+    return array._entry or (array if array.grad is not None else None)
+
+
+def is_tracked(arrays: Sequence[Any]) -> bool:
+    """Return whether one of the arrays is a variable or was recorded."""
+    return any([a._entry is not None or a.grad is not None for a in arrays])  # noqa: C419 (a list is faster)
