@@ -20,6 +20,7 @@ from jfit.mxnet.groups import group_devices
 from jfit.mxnet.namespaces import split_attributes
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import zeros as nd_zeros
+from jfit.mxnet.precision import active
 
 
 class Symbol(Graph):
@@ -276,7 +277,14 @@ def operator(name: str) -> Any:
         >>> operator("Flatten")(Variable("x"), name="flat").list_outputs()
         ['flat_output']
     """
-    return translated()(compose.function(name, Symbol))
+    make = translated()(compose.function(name, Symbol))
+
+    @functools.wraps(make)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        return made if active.policy is None else active.policy.cast_symbol(made)
+
+    return call
 
 
 def zeros(shape: Any, dtype: Any = "float32", **kwargs: Any) -> Symbol:
