@@ -35,7 +35,7 @@ MAX_PLANS = 64  # sets of input shapes for which the plan of a model is kept
 
 
 def lower(
-    symbol: Symbol,
+    symbol: Any,
     *,
     inputs: Iterable[str] | None = None,
     capture: str | None = None,
@@ -45,7 +45,7 @@ def lower(
     """Lower a graph to a `Model`: a NamedTuple of pure functions (`init`, `apply`, `plan`) and of metadata.
 
     Args:
-        symbol: the graph.
+        symbol: the graph, a Symbol, or a HybridBlock of gluon, whose inputs are "data", or "data0", "data1", ...
         inputs: names of the variables that each batch provides (data and labels); all others are parameters or auxiliary
             states.  Default: variables whose name ends in `data` (if there are none, variables that are the input `data` of
             an operator) or in `label`, labels of output heads (outputs with their own gradient, such as SoftmaxOutput), and
@@ -73,6 +73,9 @@ def lower(
         >>> outputs[0].shape
         (2, 3)
     """
+    if hasattr(symbol, "_lowered"):
+        symbol, own = symbol._lowered()
+        inputs = own if inputs is None else inputs
     names, axes = (None if inputs is None else tuple(inputs)), (None if batch_axes is None else tuple(batch_axes.items()))
     for node in symbol.nodes():
         if node.op is None and not isinstance(node.raw_name, str):

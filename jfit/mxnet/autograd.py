@@ -19,7 +19,7 @@ from typing import Any
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.recording.backward import backward as _backward
 from jfit.mxnet.recording.backward import gradients_of
-from jfit.mxnet.recording.tape import Pull, Tape, mode
+from jfit.mxnet.recording.tape import Pull, Tape, is_tracked, mode
 from jfit.mxnet.symbol import Symbol
 
 __all__ = [
@@ -110,8 +110,7 @@ def mark_variables(variables: Any, gradients: Any, grad_reqs: Any = "write") -> 
     gradients = [gradients] if isinstance(gradients, NDArray) else list(gradients)
     requests = [grad_reqs] * len(variables) if isinstance(grad_reqs, str) else list(grad_reqs)
     for variable, gradient, request in zip(variables, gradients, requests, strict=True):
-        variable.attach_grad("null")
-        variable.grad, variable._grad_req = None if request == "null" else gradient, request
+        variable._entry, variable.grad, variable._grad_req = None, gradient, None if request == "null" else request
 
 
 def backward(heads: Any, head_grads: Any = None, retain_graph: bool = False, train_mode: bool = True) -> None:
@@ -148,7 +147,7 @@ def grad(
         train_mode: accepted; the mode is that of the recording.
 
     Returns:
-        NDArray, or a list of them if `variables` is a list.
+        List of NDArrays, also for a single variable, as MXNet does.
 
     Raises:
         MXNetError: a head was not recorded, or does not depend on a variable.
@@ -158,19 +157,18 @@ def grad(
         >>> x = mx.nd.array([2])
         >>> x.attach_grad()
         >>> with record():
-        ...     slope = grad(x * x * x, x, create_graph=True)
+        ...     (slope,) = grad(x * x * x, x, create_graph=True)
         >>> slope.backward()
         >>> slope.asscalar(), x.grad.asscalar()
         (12.0, 12.0)
     """
     heads, head_grads = _lists(heads, head_grads)
     retain = create_graph if retain_graph is None else retain_graph
-    single = isinstance(variables, NDArray)
+    variables = [variables] if isinstance(variables, NDArray) else list(variables)
     with _scope(True if create_graph else None, None):
         kind = NDArray if create_graph else None
-        found = gradients_of(heads, [variables] if single else list(variables), head_grads, retain, kind)
-    arrays = [g if isinstance(g, NDArray) else NDArray(g) for g in found]
-    return arrays[0] if single else arrays
+        found = gradients_of(heads, variables, head_grads, retain, kind)
+    return [g if isinstance(g, NDArray) else NDArray(g) for g in found]
 
 
 def get_symbol(x: NDArray) -> Symbol:
@@ -224,7 +222,7 @@ class Function:
         with pause(mode.training):
             outputs = self.forward(*inputs)
         tape = mode.tape
-        if tape is None or not any(a._entry is not None or a.grad is not None for a in inputs):
+        if tape is None or not is_tracked(inputs):
             return outputs
         results = [outputs] if isinstance(outputs, NDArray) else list(outputs)
         results = [NDArray(r.value) for r in results]  # an output may be an input

@@ -61,8 +61,8 @@ class MutableArray:
 
     __slots__ = ("__dict__", "__weakref__", "value")
     __array_priority__ = 100.0
-    grad: Any = None  # where `mx.autograd` writes the gradient; not None: the array is a variable
-    _grad_req = "write"
+    grad: Any = None  # where `mx.autograd` writes the gradient
+    _grad_req: str | None = None  # "write" or "add": the array is a variable
     _entry: Any = None  # (tape, slot) if the array was recorded, see `jfit.mxnet.recording`
 
     def __init__(self, value: Any) -> None:

@@ -22,6 +22,8 @@ ADAPTERS: dict[tuple[str, str], Callable[..., Adapted] | str] = {
     ("haiku", "TransformedWithState"): haiku.adapt,
     ("keras", "Model"): keras.adapt,
     ("keras", "Layer"): "keras.Sequential([layer])",
+    ("jfit.mxnet.gluon", "HybridBlock"): lambda block, *args: block._adapted(*args),
+    ("jfit.mxnet.gluon", "Block"): "a HybridBlock, which is also a graph",
     ("torch", "Module"): "a JAX module, or a pure function of params",
 }
 

@@ -8,13 +8,13 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
-from jfit import counters
-from jfit.formats.mxnet_arrays import load_arrays, save_arrays
+from jfit.formats.mxnet_arrays import load_arrays
 from jfit.graph.scopes import NameManager, Prefix
 from jfit.mxnet.errors import translated
-from jfit.mxnet.gluon.parameter_dict import brief, load_value
+from jfit.mxnet.gluon.parameter_dict import brief, load_value, save_values
 from jfit.mxnet.gluon.utils import HookHandle
 from jfit.mxnet.ndarray_classes import Parameter, ParameterDict
 
@@ -40,10 +40,8 @@ class _BlockScope:
         full = prefix if scope is None else scope._block.prefix + prefix
         if params is not None:
             return full, ParameterDict(params.prefix, params)
-        if scope is None:
-            return full, ParameterDict(full)
-        outer = scope._block.params
-        return full, ParameterDict(outer.prefix + prefix, outer._shared)
+        outer = scope and scope._block.params
+        return full, ParameterDict(full) if outer is None else ParameterDict(outer.prefix + prefix, outer._shared)
 
     def __enter__(self) -> _BlockScope:
         if not self._block._empty_prefix:
@@ -121,20 +119,9 @@ class Block:
     def _alias(self) -> str:
         return type(self).__name__.lower()
 
-    @property
-    def prefix(self) -> str:
-        """Prefix of the names of parameters and children."""
-        return self._prefix
-
-    @property
-    def name(self) -> str:
-        """The prefix without the "_" at its end."""
-        return self._name
-
-    @property
-    def params(self) -> Any:
-        """The block's own parameters, a ParameterDict, without those of its children."""
-        return self._params
+    prefix = property(attrgetter("_prefix"), doc="Prefix of the names of parameters and children.")
+    name = property(attrgetter("_name"), doc='The prefix without the "_" at its end.')
+    params = property(attrgetter("_params"), doc="The block's own parameters, a ParameterDict, without those of its children.")
 
     def name_scope(self) -> _BlockScope:
         """Return the context manager in which children and parameters get names that begin with the prefix of this block."""
@@ -167,14 +154,14 @@ class Block:
 
     def _collect_params_with_prefix(self, prefix: str = "") -> dict[str, Any]:
         """Return the parameters by structural name, such as `0.weight`: names of attributes from the block to the parameter."""
-        start = f"{prefix}." if prefix else ""
+        start = prefix and f"{prefix}."
         found = {start + name: param for name, param in self._reg_params.items()}
         for name, child in self._children.items():
             found.update(child._collect_params_with_prefix(start + name))
         return found
 
     # -------------------------------------------------------------------------------- files
-    def save_parameters(self, filename: str | os.PathLike[str], deduplicate: bool = False) -> None:
+    def save_parameters(self, filename: Any, deduplicate: bool = False) -> None:
         """Write the values (mean over contexts) to a .params file by structural name, such as `0.weight`.
 
         Args:
@@ -185,11 +172,11 @@ class Block:
         if deduplicate:
             last = {param: name for name, param in params.items()}
             params = {name: param for param, name in last.items()}
-        save_arrays(filename, counters.read({n: p._reduce() for n, p in params.items()}))  # sync: the file needs the numbers
+        save_values(filename, params)
 
     def load_parameters(
         self,
-        filename: str | os.PathLike[str],
+        filename: Any,
         ctx: Any = None,
         allow_missing: bool = False,
         ignore_extra: bool = False,
@@ -229,14 +216,12 @@ class Block:
                 problem = f"{where} has {name!r}, which is not a parameter of {self.name}; it has {brief(params)}"
                 raise ValueError(f"{problem}. Pass ignore_extra=True to ignore it.")
 
-    def save_params(self, filename: str | os.PathLike[str]) -> None:
+    def save_params(self, filename: Any) -> None:
         """Write the values by name without the prefix of the block; deprecated: use `save_parameters`."""
         warnings.warn("save_params is deprecated; use save_parameters, or export for a SymbolBlock.", stacklevel=2)
         self.collect_params().save(filename, strip_prefix=self.prefix)
 
-    def load_params(
-        self, filename: str | os.PathLike[str], ctx: Any = None, allow_missing: bool = False, ignore_extra: bool = False
-    ) -> None:
+    def load_params(self, filename: Any, ctx: Any = None, allow_missing: bool = False, ignore_extra: bool = False) -> None:
         """Load values as `load_parameters` does; deprecated: use that."""
         warnings.warn("load_params is deprecated; use load_parameters.", stacklevel=2)
         self.load_parameters(filename, ctx, allow_missing, ignore_extra)
@@ -262,13 +247,8 @@ class Block:
         """
         return HookHandle().attach(self._forward_hooks, hook)
 
-    def register_op_hook(self, callback: Callable[[str, str, Any], None], monitor_all: bool = False) -> None:
-        """Call `callback(name, operator, array)` for the output of every operator of hybridized blocks.
-
-        Args:
-            callback: function of the name of the array, the name of the operator and an NDArray.
-            monitor_all: also call it for the inputs of the operators.
-        """
+    def register_op_hook(self, callback: Callable[[bytes, bytes, Any], None], monitor_all: bool = False) -> None:
+        """Call `callback(name, operator, array)` for the output of every operator of hybridized blocks in this one."""
         for child in self._children.values():
             child.register_op_hook(callback, monitor_all)
 
@@ -347,16 +327,18 @@ class Block:
             for handle in handles:
                 handle.detach()
         line = "{:>20}  {:>42} {:>15}".format
-        body = [line("Layer (type)", "Output Shape", "Param #"), "=" * 80, *(line(*row) for row in table), "=" * 80]
-        counts = [
-            "Parameters in forward computation graph, duplicate included",
-            f"   Total params: {total}",
-            f"   Trainable params: {trainable}",
-            f"   Non-trainable params: {total - trainable}",
-            f"Shared params in forward computation graph: {shared}",
-            f"Unique parameters in model: {total - shared}",
-        ]
-        print("\n".join(["-" * 80, *body, *counts, "-" * 80]))
+        thick, rows = "=" * 80, [line(*row) for row in table]
+        text = f"""{line("Layer (type)", "Output Shape", "Param #")}
+{thick}
+{chr(10).join(rows)}
+{thick}
+Parameters in forward computation graph, duplicate included
+   Total params: {total}
+   Trainable params: {trainable}
+   Non-trainable params: {total - trainable}
+Shared params in forward computation graph: {shared}
+Unique parameters in model: {total - shared}"""
+        print("-" * 80, text, "-" * 80, sep="\n")
 
 
 def rows(blocks: dict[str, Any]) -> str:

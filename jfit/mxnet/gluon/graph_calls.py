@@ -9,7 +9,7 @@ from jfit.mxnet.ndarray.invoke import run
 from jfit.mxnet.recording.calls import graph_call
 
 
-def call_graph(symbol: Any, arrays: dict[str, NDArray], hook: tuple[Any, bool] | None = None) -> list[NDArray]:
+def call_graph(symbol: Any, arrays: dict[str, NDArray]) -> list[NDArray]:
     """Call a graph with NDArrays by name, as one operation that is recorded; returns its outputs."""
     call, names = graph_call(symbol)
     return run(call, [arrays[name] for name in names], NDArray)

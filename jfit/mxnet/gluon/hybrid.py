@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jfit.graph.symbol import Symbol as Graph
+from jfit.lowering.frameworks.adapted import call_of
 from jfit.mxnet import ndarray, symbol
-from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.files import save_checkpoint
 from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.graph_calls import call_graph
-from jfit.mxnet.gluon.parameter import DeferredInitializationError
+from jfit.mxnet.gluon.model import adapt, input_names
+from jfit.mxnet.gluon.nesting import flatten, leaves_of, regroup
+from jfit.mxnet.monitor.capture import named_entries
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray_classes import ParameterDict
 
@@ -50,7 +52,7 @@ class HybridBlock(Block):
         super().__init__(prefix, params)
         self._active, self._flags = False, []
         self._in_format = self._out_format = None
-        self._op_hook: tuple[Any, bool] | None = None
+        self._op_hook: Any = None  # (function, whether it also gets the inputs of operators)
         self._clear_cached_op()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -67,16 +69,7 @@ class HybridBlock(Block):
         self._clear_cached_op()
 
     def hybridize(
-        self,
-        active: bool = True,
-        backend: str | None = None,
-        clear: bool = True,
-        static_alloc: bool = False,
-        static_shape: bool = False,
-        inline_limit: int = 2,
-        forward_bulk_size: int | None = None,
-        backward_bulk_size: int | None = None,
-        **kwargs: Any,
+        self, active: bool = True, backend: str | None = None, clear: bool = True, static_alloc: bool = False, **kwargs: Any
     ) -> None:
         """Compile the block and its descendants as one program per graph, or (`active=False`) run operator by operator again.
 
@@ -84,8 +77,8 @@ class HybridBlock(Block):
             active: whether to compile.
             backend: must be None; XLA compiles all graphs.
             clear: make the graph anew at the next call.
-            static_alloc, static_shape, inline_limit, forward_bulk_size, backward_bulk_size, kwargs: accepted and ignored; XLA
-                plans memory and fuses operators for every shape.
+            static_alloc: accepted and ignored, because XLA plans memory and fuses operators for every shape; so are the
+                keyword arguments static_shape, inline_limit, forward_bulk_size and backward_bulk_size.
 
         Raises:
             ValueError: a backend is passed.
@@ -99,7 +92,7 @@ class HybridBlock(Block):
             self._clear_cached_op()
         if active and (self._forward_hooks or self._forward_pre_hooks):
             warnings.warn(f"{self.name} has hooks, which are not called when the block above it is hybridized", stacklevel=2)
-        super().hybridize(active, static_alloc=static_alloc, static_shape=static_shape)
+        super().hybridize(active, static_alloc=static_alloc, **kwargs)
 
     def optimize_for(self, x: Any, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
         """Raise ValueError: jfit has no backends for parts of a graph, because XLA compiles it all; use `hybridize`."""
@@ -113,7 +106,12 @@ class HybridBlock(Block):
         super().cast(dtype)
 
     def register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
-        """Call `callback(name, operator, array)` for the output of every operator when the hybridized block is called."""
+        """Call `callback(name, operator, array)` for the output of every operator when the hybridized block is called.
+
+        Args:
+            callback: function of the name of the array, the name of the operator (both bytes, as in MXNet) and an NDArray.
+            monitor_all: also call it for the inputs of the operators.
+        """
         self._op_hook = callback, monitor_all
         for child in self._children.values():
             child.register_op_hook(callback, monitor_all)
@@ -129,9 +127,8 @@ class HybridBlock(Block):
             ValueError: the arguments are both NDArrays and Symbols, or neither; hybridized: on several contexts, or in another
                 structure than those of the first call.
         """
-        leaves = list(_leaves((x, *args)))
-        arrays = [v for v in leaves if isinstance(v, NDArray)]
-        symbols = [v for v in leaves if isinstance(v, Graph)]
+        leaves = list(leaves_of((x, *args)))
+        arrays, symbols = ([v for v in leaves if isinstance(v, kind)] for kind in (NDArray, Graph))
         if bool(arrays) == bool(symbols):
             found = "both NDArrays and Symbols" if arrays else "neither an NDArray nor a Symbol"
             raise ValueError(f"{self.name} was called with {found}; pass either NDArrays or Symbols")
@@ -140,18 +137,10 @@ class HybridBlock(Block):
         ctx = arrays[0].ctx
         with ctx:
             if self._active:
-                contexts = {ctx, *(v.ctx for v in arrays[1:])}
-                if len(contexts) > 1:
+                if len(contexts := {v.ctx for v in arrays}) > 1:
                     raise ValueError(f"{self.name} is hybridized, so its inputs must be on one context; found {contexts}")
                 return self._call_cached_op(x, *args)
-            try:
-                params = {name: param.data(ctx) for name, param in self._reg_params.items()}
-            except DeferredInitializationError:
-                self._deferred_infer_shape(x, *args)
-                for param in self.params.values():
-                    param._finish_deferred_init()
-                params = {name: param.data(ctx) for name, param in self._reg_params.items()}
-            return self.hybrid_forward(ndarray, x, *args, **params)
+            return self.hybrid_forward(ndarray, x, *args, **self._values(self._reg_params, ctx, x, *args))
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the output with the operators of `F`; a subclass overrides it."""
@@ -171,21 +160,32 @@ class HybridBlock(Block):
             count = sum(v is not None for v in flat)
             if not count:
                 raise ValueError(f"{self.name} was called with {args}; at least one argument must be an array")
-            names = iter([f"data{i}" for i in range(count)] if count > 1 else ["data"])
+            names = iter(input_names(count))
             inputs = [None if v is None else symbol.var(next(names)) for v in flat]
             out, self._out_format = flatten(self._as_symbols(*regroup(inputs, self._in_format)), "outputs")
             self._cached_graph = [v for v in inputs if v is not None], symbol.Group(out)
         return self._cached_graph
 
     def _call_cached_op(self, *args: Any) -> Any:
-        if not self._cached_params:
+        if self._cached_params is None:
             self._build_cache(*args)
         flat, form = flatten(args, "inputs")
         self._check_structure(form)
         inputs, out = self._cached_graph
         arrays = dict(zip([v.name for v in inputs], [v for v in flat if v is not None], strict=True))
         arrays.update({name: param.data() for name, param in self._cached_params.items()})
-        return regroup(call_graph(out, arrays, self._op_hook), self._out_format)
+        return regroup((self._watched if self._op_hook else call_graph)(out, arrays), self._out_format)
+
+    def _watched(self, out: Any, arrays: dict[str, Any]) -> list[Any]:
+        """Call the graph with the arrays of all operators as further outputs, and the hook for each of them."""
+        callback, monitor_all = self._op_hook
+        inside = list(named_entries(out, monitor_all))
+        computed = [entry for _, _, entry in inside if entry.node.op is not None]
+        values = call_graph(symbol.Symbol((*out.heads, *computed)), arrays)
+        rest = iter(values[len(out) :])
+        for node, name, entry in inside:
+            callback(name.encode(), node.op.name.encode(), arrays[entry.node.name] if entry.node.op is None else next(rest))
+        return values[: len(out)]
 
     def _build_cache(self, *args: Any) -> None:
         """Make the graph, look up its parameters and infer their shapes."""
@@ -199,14 +199,17 @@ class HybridBlock(Block):
         if unused:
             warnings.warn(f"{', '.join(unused)} of {self.name}: not used in its output", stacklevel=5)
         used = {n: params[n] for n in needed if n not in names}
-        try:
-            for param in used.values():
-                param.data()
-        except DeferredInitializationError:
-            self._deferred_infer_shape(*args)
-            for param in used.values():
-                param._finish_deferred_init()
+        self._values(used, None, *args)
         self._cached_params = used
+
+    def _values(self, params: dict[str, Any], ctx: Any, *args: Any) -> dict[str, Any]:
+        """Return the arrays of parameters; those that wait for their shapes, which `args` determine, are initialized first."""
+        waiting = [p for p in params.values() if p._deferred is not None]
+        if waiting:
+            self._deferred_infer_shape(*args)
+        for param in waiting:
+            param._finish_deferred_init()
+        return {name: param.data(ctx) for name, param in params.items()}
 
     def _check_structure(self, form: list[Any]) -> None:
         """Raise ValueError if arguments are nested in another way than those of the graph, except for None at the end."""
@@ -218,7 +221,19 @@ class HybridBlock(Block):
 
     def _clear_cached_op(self) -> None:
         self._cached_graph: Any = ()
-        self._cached_params: dict[str, Any] = {}
+        self._cached_params: dict[str, Any] | None = None
+
+    # -------------------------------------------------------------------------------- as a model of JAX
+    _adapted = adapt  # what `jfit.fit` trains, see `jfit.lowering.frameworks`
+
+    def _lowered(self) -> tuple[Any, list[str]]:
+        """Return (graph, names of its inputs) for `jfit.lower`."""
+        names = input_names(len(self._call_arguments().inputs))
+        return symbol.Group(flatten(self(*map(symbol.var, names)), "outputs")[0]), names
+
+    def _call_arguments(self, inputs: Sequence[str] | None = None) -> Any:
+        """Return the arguments of a call, without the parameters."""
+        return call_of(self.hybrid_forward, inputs, reserved=self._reg_params, skip=1)
 
     # -------------------------------------------------------------------------------- shapes, files
     def infer_shape(self, *args: Any) -> None:
@@ -243,9 +258,7 @@ class HybridBlock(Block):
         known = {v.name: getattr(array, attr) for v, array in zip(inputs, flat, strict=True)}
         found, _, aux = getattr(out, infer)(**known)
         if found is None:
-            partial = dict(zip(out.list_arguments(), out.infer_shape_partial(**known)[0], strict=True))
-            unknown = [f"{name} {shape or '?'}" for name, shape in partial.items() if not shape or 0 in shape]
-            raise ValueError(f"unknown shapes: {', '.join(unknown)}")
+            raise ValueError(f"{known} do not determine all of them")
         values = dict(zip((*out.list_arguments(), *out.list_auxiliary_states()), (*found, *aux), strict=True))
         for name, param in self.collect_params().items():
             setattr(param, attr, values[name])
@@ -266,11 +279,9 @@ class HybridBlock(Block):
         if not self._cached_graph:
             raise RuntimeError(f"{self.name} has no graph to export yet; call hybridize(), then the block, then export()")
         out = self._cached_graph[1]
-        names, aux_names = (
-            [n for n in of if n in self._cached_params] for of in (out.list_arguments(), out.list_auxiliary_states())
-        )
-        arg, aux = ({n: self._cached_params[n]._reduce() for n in of} for of in (names, aux_names))
-        save_checkpoint(os.fspath(path), epoch, out, arg, aux, remove_amp_cast)
+        values = {name: param._reduce() for name, param in (self._cached_params or {}).items()}
+        aux = {name: values.pop(name) for name in out.list_auxiliary_states() if name in values}
+        save_checkpoint(os.fspath(path), epoch, out, values, aux, remove_amp_cast)
 
 
 class SymbolBlock(HybridBlock):
@@ -308,26 +319,24 @@ class SymbolBlock(HybridBlock):
         for name, attrs in out.attr_dict().items():
             sparse = attrs.get("__storage_type__") == "1"
             assert not sparse, f"parameter {name!r} is row_sparse, which a SymbolBlock does not support; make it dense."
-        try:
-            args, _, aux = out.infer_type(**{v.name: v.infer_type()[0][0] for v in variables})
-        except MXNetError:
-            args, aux = [np.float32] * len(out.list_arguments()), [np.float32] * len(out.list_auxiliary_states())
-        names = {v.name for v in variables}
-        for name, dtype in zip(out.list_arguments(), args, strict=True):
-            if name not in names:
-                self.params.get(name, allow_deferred_init=True, dtype=dtype)
-        for name, dtype in zip(out.list_auxiliary_states(), aux, strict=True):
-            if name not in names:
-                self.params.get(name, grad_req="null", allow_deferred_init=True, dtype=dtype)
+        args, _, aux = out.infer_type()
+        inputs = {v.name for v in variables}
+        for names, dtypes, options in (
+            (out.list_arguments(), args, {}),
+            (out.list_auxiliary_states(), aux, {"grad_req": "null"}),
+        ):
+            for name, dtype in zip(names, dtypes, strict=True):
+                if name not in inputs:
+                    self.params.get(name, allow_deferred_init=True, dtype=dtype, **options)
         self._cached_graph = variables, out
         common = len(os.path.commonprefix(list(self.params)))  # noqa: RUF071, letters as in MXNet
         self._reg_params = {name[common:]: param for name, param in self.params.items()}
 
     @staticmethod
     def imports(
-        symbol_file: str | os.PathLike[str],
+        symbol_file: Any,
         input_names: str | Sequence[str],
-        param_file: str | os.PathLike[str] | None = None,
+        param_file: Any = None,
         ctx: Any = None,
         allow_missing: bool = False,
         ignore_extra: bool = False,
@@ -380,53 +389,8 @@ class SymbolBlock(HybridBlock):
                 for name in family if {*family} <= {*names} else ():
                     self.params[name].cast("float32")
 
+    def _call_arguments(self, inputs: Sequence[str] | None = None) -> Any:
+        return super()._call_arguments([v.name for v in self._cached_graph[0]] if inputs is None else inputs)
+
     def _clear_cached_op(self) -> None:
-        self._cached_graph, self._cached_params = getattr(self, "_cached_graph", ()), {}
-
-
-def _leaves(args: Any) -> Iterator[Any]:
-    if isinstance(args, (list, tuple)):
-        for each in args:
-            yield from _leaves(each)
-    else:
-        yield args
-
-
-def flatten(args: Any, what: str) -> tuple[list[Any], Any]:
-    """Flatten nested lists and tuples of arrays or symbols.
-
-    Returns:
-        (leaves, structure): the structure is 0 for an array, n for a symbol with n > 1 outputs, -1 for None, else a list.
-
-    Example:
-        >>> a, b = symbol.var("a"), symbol.var("b")
-        >>> flatten((a, [b, None]), "inputs")[1]
-        [0, [0, -1]]
-    """
-    if args is None:
-        return [None], -1
-    if isinstance(args, Graph):
-        return [args], len(args) if len(args) > 1 else 0
-    if isinstance(args, NDArray):
-        return [args], 0
-    if not isinstance(args, (list, tuple)):
-        raise ValueError(f"{what} of a hybridized block are NDArrays or Symbols in (nested) lists; found {type(args).__name__}")
-    parts = [flatten(each, what) for each in args]
-    return [leaf for flat, _ in parts for leaf in flat], [form for _, form in parts]
-
-
-def regroup(leaves: Sequence[Any], form: Any) -> Any:
-    """Nest leaves as `flatten` found them.
-
-    Example:
-        >>> regroup([1, 2, None, 3], [0, [0, -1], 0])
-        [1, [2, None], 3]
-    """
-    rest = iter(leaves)
-
-    def build(form: Any) -> Any:
-        if isinstance(form, list):
-            return [build(each) for each in form]
-        return [next(rest) for _ in range(form)] if form > 0 else next(rest)
-
-    return build(form)
+        self._cached_graph, self._cached_params = getattr(self, "_cached_graph", ()), None

@@ -300,11 +300,18 @@ class Parameter:
         self._dtype = dtype
         cast = lambda cells: cells and [self.arrays.mutable(cell.value.astype(dtype)) for cell in cells]  # noqa: E731
         self._data, self._grad = cast(self._data), cast(self._grad)
+        self._connect()
 
     def var(self) -> Any:
         """Return the Symbol variable of this parameter, the same one at each call."""
         if self._var is None:
-            attrs = {"shape": self.shape, "lr_mult": self.lr_mult, "wd_mult": self.wd_mult, "init": self.init}
+            attrs = {
+                "shape": self.shape,
+                "lr_mult": self.lr_mult,
+                "wd_mult": self.wd_mult,
+                "init": self.init,
+                "stype": self._stype,
+            }
             self._var = self.arrays.symbol(Variable(self.name, dtype=np.dtype(self.dtype).name, **attrs))
         return self._var
 
@@ -349,12 +356,17 @@ class Parameter:
         self._allocate_grad()
 
     def _allocate_grad(self) -> None:
-        if self._grad_req == "null":
-            self._grad = None
-            return
         cells = self._cells(self._data)
-        zeros = [np.zeros(cell.shape, cell.dtype) for cell in cells]
-        self._grad = [self.arrays.mutable(v) for v in device_put_all(zeros, [sharding_of(cell.value) for cell in cells])]
+        self._grad = None
+        if self._grad_req != "null":
+            zeros = [np.zeros(cell.shape, cell.dtype) for cell in cells]
+            self._grad = [self.arrays.mutable(v) for v in device_put_all(zeros, [sharding_of(cell.value) for cell in cells])]
+        self._connect()
+
+    def _connect(self) -> None:
+        """Make the data variables whose gradients `mx.autograd` writes to this parameter's."""
+        for cell, grad in zip(self._data or (), self._grad or [None] * len(self._data or ()), strict=True):
+            cell.grad, cell._grad_req = grad, None if grad is None else self._grad_req
 
     def _reduce(self) -> Any:
         """Return the mean of the values over the contexts, on the first context."""

@@ -197,8 +197,7 @@ class ParameterDict(Mapping[str, Any]):
         for name in self.keys():
             if not name.startswith(strip_prefix):
                 raise ValueError(f"parameter {name!r} does not start with {strip_prefix!r}, the strip_prefix to remove.")
-        means = {p.name.removeprefix(strip_prefix): p._reduce() for p in self.values()}
-        save_arrays(filename, counters.read(means))  # sync: the file needs the numbers
+        save_values(filename, {p.name.removeprefix(strip_prefix): p for p in self.values()})
 
     def load(
         self,
@@ -266,6 +265,12 @@ class ParameterDict(Mapping[str, Any]):
         if name not in self._params and self._shared is not None and name in self._shared._params:
             self._params[name] = self._shared._params[name]
         return self._params.get(name)
+
+
+def save_values(filename: str | os.PathLike[str], params: Mapping[str, Any]) -> None:
+    """Write the values of parameters (mean over contexts) by name, in this order, as MXNet does."""
+    values = counters.read([p._reduce() for p in params.values()])  # sync: the file needs the numbers
+    save_arrays(filename, dict(zip(params, values, strict=True)))
 
 
 def load_value(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: bool, dtype_source: str) -> None:

@@ -78,7 +78,7 @@ def capture_outputs(
     """
     input_names = _input_names(symbol, inputs)
     matches: dict[str, Entry] = {}
-    for name, entry in _named_entries(symbol, monitor_all):
+    for _, name, entry in named_entries(symbol, monitor_all):
         if re.match(pattern, name):
             matches.setdefault(name, entry)
     computed = {name: entry for name, entry in matches.items() if entry.node.op is not None}
@@ -154,14 +154,14 @@ def _input_names(symbol: Symbol, inputs: Sequence[str] | None) -> list[str]:
     return [*model.inputs, *model.labels]
 
 
-def _named_entries(symbol: Symbol, monitor_all: bool) -> Iterator[tuple[str, Entry]]:
-    """Yield (name, entry) of the outputs of each operator, in topological order; with `monitor_all` also of the inputs."""
+def named_entries(symbol: Symbol, monitor_all: bool) -> Iterator[tuple[Node, str, Entry]]:
+    """Yield (node, name, entry) of the outputs of all operators, in topological order; with `monitor_all` also of inputs."""
     for node in topological(symbol.heads):
         if node.op is None:
             continue
         if monitor_all:
-            yield from ((f"{node.name}_{slot}", e) for slot, e in zip(node.input_names(), node.inputs, strict=True))
-        yield from ((node.output_name(i), Entry(node, i)) for i in range(node.op.num_visible(node.params)))
+            yield from ((node, f"{node.name}_{slot}", e) for slot, e in zip(node.input_names(), node.inputs, strict=True))
+        yield from ((node, node.output_name(i), Entry(node, i)) for i in range(node.op.num_visible(node.params)))
 
 
 def _probes(symbol: Symbol, pattern: str, optional: frozenset[str]) -> dict[tuple[int, int], _Probe]:

@@ -90,8 +90,9 @@ class NDArray(MutableArray):
 
     @property
     def context(self) -> Context:
-        """The device of the array."""
-        return context_of(self.value)
+        """The device of the array; does not compute the values of a recorded array."""
+        entry = self._entry
+        return context_of(self.value) if entry is None or self.has_value else entry[0].context(entry[1])
 
     ctx = context
 
@@ -206,12 +207,12 @@ class NDArray(MutableArray):
         """Make the array a variable: `mx.autograd` writes gradients to `grad`, an array of zeros of the same shape.
 
         Args:
-            grad_req: "write" (each backward pass replaces the gradient), "add", or "null", which removes `grad`.
+            grad_req: "write" (each backward pass replaces the gradient), "add", or "null" (the array is a constant again).
             stype: accepted; gradients are dense.
         """
         value = self.value  # before the array is detached from what was recorded
-        self._entry, self._grad_req = None, grad_req
-        self.grad = None if grad_req == "null" else type(self)(jnp.zeros_like(jnp.asarray(value)))
+        self._entry, self._grad_req = None, None if grad_req == "null" else grad_req
+        self.grad = type(self)(jnp.zeros_like(jnp.asarray(value)))
 
     def backward(self, out_grad: Any = None, retain_graph: bool = False, train_mode: bool = True) -> None:
         """Compute the gradients of this array with respect to all variables it was computed from, see `mx.autograd.backward`.
@@ -408,7 +409,7 @@ def _merged_key(static: tuple[Any, ...], arrays: Sequence[Any]) -> tuple[Any, ..
 
 def is_recording(array: Any) -> bool:
     """Return whether operations on this array are recorded now."""
-    return mode.tape is not None and (array._entry is not None or array.grad is not None)
+    return mode.tape is not None and (array._entry is not None or array._grad_req is not None)
 
 
 _value_of = MutableArray.value.__get__  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -80,9 +79,7 @@ class _Pass:
         tape, slot = to
         slots = self._open.setdefault(tape, {})
         if slot in slots:
-            old = slots[slot]
-            ones = functools.partial(np.ones, tape.step.specs[slot].shape, tape.step.specs[slot].dtype)
-            gradient = (ones() if old is None else old) + (ones() if gradient is None else gradient)
+            gradient = _or_ones(slots[slot], tape, slot) + _or_ones(gradient, tape, slot)
         slots[slot] = gradient
 
     def run(self, retain_graph: bool) -> None:
@@ -102,13 +99,11 @@ class _Pass:
         """Pass the gradient of a leaf on to where it was computed."""
         source = tape.sources.get(last)
         if isinstance(source, Pull):
-            gradients = [slots.pop(slot, None) for slot in source.slots]
+            gradients = [_or_ones(slots.pop(slot), tape, slot) if slot in slots else None for slot in source.slots]
             for to, gradient in zip(source.origins, source.backward(gradients), strict=True):
                 self._add(to, gradient)
             return
-        owner, gradient = tape.owners[last], slots.pop(last)
-        if gradient is None:
-            gradient = np.ones(tape.step.specs[last].shape, tape.step.specs[last].dtype)
+        owner, gradient = tape.owners[last], _or_ones(slots.pop(last), tape, last)
         if source is None:
             self._add(owner, gradient)
             return
@@ -145,11 +140,18 @@ class _Pass:
         """Record the gradients as results of one operation on the leaves and head gradients."""
         assert mode.tape is not None
         owners = [tape.owners[slot] if tape.owners[slot] is not None else self._kind(tape.values[slot]) for slot in plan.leaves]
-        specs = [tape.step.specs[slot] for slot in plan.heads]
-        heads = [self._kind(np.ones(s.shape, s.dtype)) if g is None else g for s, g in zip(specs, given, strict=True)]
+        heads = [
+            g if isinstance(g, MutableArray) else self._kind(_or_ones(g, tape, s))
+            for s, g in zip(plan.heads, given, strict=True)
+        ]
         key = tape.key(plan)
         key = self._kind(np.zeros(2, np.uint32) if key is None else key)
         return mode.tape.record(plan.recorded, [key, *owners, *heads], self._kind)
+
+
+def _or_ones(gradient: Any, tape: Tape, slot: int) -> Any:
+    spec = tape.step.specs[slot]
+    return np.ones(spec.shape, spec.dtype) if gradient is None else gradient
 
 
 def gradients_of(
@@ -161,7 +163,7 @@ def gradients_of(
         MXNetError: an array is not a variable, or the heads do not depend on it.
     """
     for i, variable in enumerate(variables):
-        if variable.grad is None:
+        if variable._grad_req is None:
             raise MXNetError(
                 f"Cannot differentiate with respect to the {i + 1}-th variable because it does not require gradient; call its "
                 "attach_grad() before record()"

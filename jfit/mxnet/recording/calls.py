@@ -134,7 +134,8 @@ def graph_call(symbol: Symbol) -> tuple[Call, tuple[str, ...]]:
             return (tuple(outputs), tuple(new[n] for n in aux)) if aux else tuple(outputs)
 
         is_random = any(n.op is not None and n.op.needs_rng for n in symbol.nodes())
-        op = _op("graph", run, names, aux, needs_rng=is_random)
+        outputs = tuple([f"output{i}" for i in range(len(symbol))])
+        op = _op("graph", run, names, aux, outputs=outputs, needs_rng=is_random)
         build = functools.partial(Program, build=jax.jit, name="graph_forward")
         known = _graphs[id(symbol)] = symbol, (Call(op, Attrs({}), build), (*names, *aux))
     return known[1]

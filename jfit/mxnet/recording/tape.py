@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jfit.mxnet import keys
+from jfit.mxnet.context import Context, context_of
 from jfit.mxnet.recording.calls import Call
 from jfit.mxnet.recording.plan import Plan
 from jfit.mxnet.recording.steps import MAX_STEPS, Step
@@ -52,6 +53,7 @@ class Tape:
         self._results: dict[int, weakref.ref[Any]] = {}
         self._slots: dict[int, int] = {}  # id of a variable, or of the value of a constant -> slot
         self._key: Any = None
+        self._contexts: dict[int, Context] = {}
 
     # ---------------------------------------------------------------------------------------------- recording
     def record(self, call: Call, arrays: Sequence[Any], kind: Any) -> list[Any]:
@@ -73,6 +75,19 @@ class Tape:
             made.append(array)
         return made
 
+    def context(self, slot: int) -> Context:
+        """Return the device of a slot without computing it: that of the first input of its operation."""
+        step, above, found = self.step, [], self._contexts.get(slot)
+        while found is None and self.values[slot] is None:
+            while step.first > slot:
+                step = step.parent  # type: ignore[assignment]
+            above.append(slot)
+            slot = step.inputs[0]
+            found = self._contexts.get(slot)
+        found = context_of(self.values[slot]) if found is None else found
+        self._contexts.update(dict.fromkeys(above, found))
+        return found
+
     def replace(self, result: Any, array: Any) -> None:
         """Let another NDArray be a result from now on."""
         self._results[result._entry[1]] = weakref.ref(array)
@@ -82,7 +97,7 @@ class Tape:
         entry, value = array._entry, array.value
         if isinstance(value, np.ndarray):
             value = value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
-        request = "link" if entry is not None else None if array.grad is None else array._grad_req
+        request = "link" if entry is not None else array._grad_req
         identity = id(value) if request is None else id(array)
         slot = self._slots.get(identity)
         if slot is None or self.values[slot] is not value:
@@ -165,9 +180,9 @@ class Pull:
 
 def origin(array: Any) -> Any:
     """Return where the gradient of an array goes: (tape, slot), the array itself if it is a variable, or None."""
-    return array._entry or (array if array.grad is not None else None)
+    return array._entry or (array if array._grad_req is not None else None)
 
 
 def is_tracked(arrays: Sequence[Any]) -> bool:
     """Return whether one of the arrays is a variable or was recorded."""
-    return any([a._entry is not None or a.grad is not None for a in arrays])  # noqa: C419 (a list is faster)
+    return any([a._entry is not None or a._grad_req is not None for a in arrays])  # noqa: C419 (a list is faster)

@@ -1,0 +1,503 @@
+"""Layers of gluon.nn without windows: containers, Dense, Embedding, Dropout, normalizations, functions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jfit.mxnet import ndarray, symbol
+from jfit.mxnet.gluon.block import Block, rows
+from jfit.mxnet.gluon.hybrid import HybridBlock
+from jfit.mxnet.gluon.nn.activations import activation_named
+
+
+class _Stack(Block):
+    """The methods that Sequential and HybridSequential share."""
+
+    def add(self, *blocks: Any) -> None:
+        """Append blocks."""
+        for block in blocks:
+            self.register_child(block)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(\n{rows(self._children)}\n)"
+
+    def __getitem__(self, key: Any) -> Any:
+        layers = list(self._children.values())[key]
+        if not isinstance(layers, list):
+            return layers
+        net = type(self)(prefix=self._prefix)
+        with net.name_scope():
+            net.add(*layers)
+        return net
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+
+class Sequential(_Stack):
+    """Blocks that are called one after the other, each with the output of the one before.
+
+    `net[i]` is a block, `net[i:j]` a Sequential of the same blocks.
+
+    Args:
+        prefix, params: as for `Block`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> net = mx.gluon.nn.Sequential(prefix="net_")
+        >>> with net.name_scope():
+        ...     net.add(mx.gluon.nn.Dense(4, activation="relu"), mx.gluon.nn.Dense(2))
+        >>> net.initialize()
+        >>> net(mx.nd.ones((3, 5))).shape, list(net.collect_params())[0]
+        ((3, 2), 'net_dense0_weight')
+
+    Source: Apache MXNet 1.9.1, `mxnet.gluon.nn`, as all layers here.
+    """
+
+    def forward(self, x: Any) -> Any:
+        """Call the blocks one after the other."""
+        for block in self._children.values():
+            x = block(x)
+        return x
+
+    def hybridize(self, active: bool = True, **kwargs: Any) -> None:
+        """Hybridize the blocks that are HybridBlocks, each as a program of its own."""
+        if self._children and all(isinstance(block, HybridBlock) for block in self._children.values()):
+            hint = "use HybridSequential, which compiles them as one program"
+            warnings.warn(f"all blocks of the Sequential {self.prefix!r} are HybridBlocks; {hint}.", stacklevel=2)
+        super().hybridize(active, **kwargs)
+
+
+class HybridSequential(_Stack, HybridBlock):
+    """HybridBlocks that are called one after the other, each with the output of the one before.
+
+    Args:
+        prefix, params: as for `Block`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> net = mx.gluon.nn.HybridSequential()
+        >>> net.add(mx.gluon.nn.Dense(4, activation="relu"), mx.gluon.nn.Dense(2))
+        >>> net.initialize()
+        >>> net.hybridize()
+        >>> net(mx.nd.ones((3, 5))).shape
+        (3, 2)
+    """
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        """Call the blocks one after the other."""
+        for block in self._children.values():
+            x = block(x)
+        return x
+
+
+class Dense(HybridBlock):
+    """y = f(x W^T + b), a fully connected layer.
+
+    Args:
+        units: size of the output.
+        activation: name of the function f, as for `Activation`; None: f is the identity.
+        use_bias: whether to add b.
+        flatten: whether x is (batch, ...) and all axes but the first are one; else the layer is applied to the last axis.
+        dtype: dtype of W and b.
+        weight_initializer, bias_initializer: initializers of W and b; None: the initializer of `initialize`.
+        in_units: size of the input; 0: it is inferred at the first call.
+        **kwargs: prefix and params, as for `Block`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> layer = Dense(2, weight_initializer="ones")
+        >>> layer.initialize()
+        >>> layer(mx.nd.ones((1, 3))).asnumpy().tolist(), layer
+        ([[3.0, 3.0]], Dense(3 -> 2, linear))
+    """
+
+    def __init__(
+        self,
+        units: int,
+        activation: str | None = None,
+        use_bias: bool = True,
+        flatten: bool = True,
+        dtype: Any = "float32",
+        weight_initializer: Any = None,
+        bias_initializer: Any = "zeros",
+        in_units: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._units, self._in_units, self._flatten = units, in_units, flatten
+        shared = {"dtype": dtype, "allow_deferred_init": True}
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(units, in_units), init=weight_initializer, **shared)
+            self.bias = self.params.get("bias", shape=(units,), init=bias_initializer, **shared) if use_bias else None
+            self.act = activation_named(activation)
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+        """Compute f(x W^T + b)."""
+        arrays = (x, weight) if bias is None else (x, weight, bias)
+        out = F.FullyConnected(*arrays, no_bias=bias is None, num_hidden=self._units, flatten=self._flatten, name="fwd")
+        return out if self.act is None else self.act(out)
+
+    def __repr__(self) -> str:
+        units, in_units = self.weight.shape
+        return f"{type(self).__name__}({in_units or None} -> {units}, {self.act or 'linear'})"
+
+
+class Dropout(HybridBlock):
+    """While training, set a part of the values to 0 and divide the others by 1 - rate; else y = x.
+
+    Args:
+        rate: probability of a value to become 0.
+        axes: axes along which all values become 0 or stay together.
+        **kwargs: prefix and params, as for `Block`.
+
+    Source: Srivastava et al. 2014, https://jmlr.org/papers/v15/srivastava14a.html.
+    """
+
+    def __init__(self, rate: float, axes: Any = (), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._rate, self._axes = rate, axes
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        """Drop values while training."""
+        return F.Dropout(x, p=self._rate, axes=self._axes, name="fwd") if self._rate > 0 else F.identity(x)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(p = {self._rate}, axes={self._axes})"
+
+
+class Embedding(HybridBlock):
+    """y = W[x], rows of a table.
+
+    Args:
+        input_dim: number of rows; the values of x are from 0 to input_dim - 1.
+        output_dim: size of a row.
+        dtype: dtype of the table.
+        weight_initializer: initializer of the table; None: the initializer of `initialize`.
+        sparse_grad: whether the gradient of the table is row_sparse.
+        **kwargs: prefix and params, as for `Block`.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        dtype: Any = "float32",
+        weight_initializer: Any = None,
+        sparse_grad: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype, "sparse_grad": sparse_grad}
+        self.weight = self.params.get(
+            "weight",
+            shape=(input_dim, output_dim),
+            init=weight_initializer,
+            dtype=dtype,
+            allow_deferred_init=True,
+            grad_stype="row_sparse" if sparse_grad else "default",
+        )
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:
+        """Look up rows."""
+        return F.Embedding(x, weight, name="fwd", **self._kwargs)
+
+    def __repr__(self) -> str:
+        return "{}({input_dim} -> {output_dim}, {dtype})".format(type(self).__name__, **self._kwargs)
+
+
+class Flatten(HybridBlock):
+    """Reshape (batch, a, b, ...) to (batch, a * b * ...)."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        """Make all axes but the first one axis."""
+        return F.flatten(x)
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+class _Norm(HybridBlock):
+    """y = (x - mean) / sqrt(variance + epsilon) * gamma + beta.
+
+    Args:
+        settings: attributes that the repr shows.
+        size: length of gamma and beta; 0: it is inferred.
+        center, scale: whether beta, gamma are trained.
+        beta_initializer, gamma_initializer: initializers of beta and gamma.
+        options: further arguments of both parameters by name.
+        prefix, params: as for `Block`.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        size: int,
+        center: bool,
+        scale: bool,
+        beta_initializer: Any,
+        gamma_initializer: Any,
+        prefix: str | None = None,
+        params: Any = None,
+    ) -> None:
+        super().__init__(prefix, params)
+        self._kwargs, self._size = settings, size
+        self.gamma = self._parameter("gamma", gamma_initializer, scale)
+        self.beta = self._parameter("beta", beta_initializer, center)
+
+    def _parameter(self, name: str, init: Any, trained: bool, **options: Any) -> Any:
+        req = "write" if trained else "null"
+        return self.params.get(name, grad_req=req, shape=(self._size,), init=init, allow_deferred_init=True, **options)
+
+    def _shown_channels(self) -> str:
+        return f", in_channels={self.gamma.shape[0]}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._kwargs.items())}{self._shown_channels()})"
+
+
+class _BatchNorm(_Norm):
+    """The layers whose mean and variance are those of the batch, and running averages of them in prediction."""
+
+    def __init__(
+        self,
+        axis: int = 1,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
+        use_global_stats: bool = False,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        running_mean_initializer: Any = "zeros",
+        running_variance_initializer: Any = "ones",
+        in_channels: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        settings = {"axis": axis, "eps": epsilon, "momentum": momentum, "fix_gamma": not scale}
+        settings["use_global_stats"] = use_global_stats
+        super().__init__(settings, in_channels, center, scale, beta_initializer, gamma_initializer, **kwargs)
+        if in_channels:
+            self.in_channels = in_channels
+        self.gamma._differentiable, self.beta._differentiable = scale, center
+        self.running_mean = self._parameter("running_mean", running_mean_initializer, False, differentiable=False)
+        self.running_var = self._parameter("running_var", running_variance_initializer, False, differentiable=False)
+
+    def cast(self, dtype: Any) -> None:
+        """Cast the parameters; for float16 they stay float32."""
+        super().cast("float32" if np.dtype(dtype).name == "float16" else dtype)
+
+    def _shown_channels(self) -> str:
+        return f", in_channels={self.gamma.shape[0] or None}"
+
+
+class BatchNorm(_BatchNorm):
+    """y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance per channel over the batch.
+
+    In prediction, running averages take the place of mean and variance; a forward pass in training updates them:
+    running = momentum * running + (1 - momentum) * batch.
+
+    Args:
+        axis: axis of the channels.
+        momentum: factor of the running averages in their update.
+        epsilon: number that is added to the variance.
+        center: whether beta is trained; else it keeps its initial value.
+        scale: whether gamma is trained; else it is 1.
+        use_global_stats: whether to use the running averages in training, too.
+        beta_initializer, gamma_initializer, running_mean_initializer, running_variance_initializer: initializers.
+        in_channels: number of channels; 0: it is inferred at the first call.
+        **kwargs: prefix and params, as for `Block`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> layer = BatchNorm()
+        >>> layer.initialize()
+        >>> layer(mx.nd.ones((2, 3))).shape, layer.running_mean.shape
+        ((2, 3), (3,))
+
+    Source: Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167.
+    """
+
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+        """Normalize each channel."""
+        return F.BatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
+
+
+class BatchNormReLU(_BatchNorm):
+    """y = max(0, BatchNorm(x)), with the arguments of `BatchNorm`."""
+
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+        """Normalize each channel, and set negative values to 0."""
+        return F.contrib.BatchNormWithReLU(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
+
+
+class InstanceNorm(_Norm):
+    """y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance per row and channel.
+
+    Args:
+        axis: axis of the channels.
+        epsilon: number that is added to the variance.
+        center, scale: whether beta, gamma are trained.
+        beta_initializer, gamma_initializer: initializers of beta and gamma.
+        in_channels: number of channels; 0: it is inferred at the first call.
+        **kwargs: prefix and params, as for `Block`.
+
+    Source: Ulyanov et al. 2016, https://arxiv.org/abs/1607.08022.
+    """
+
+    def __init__(
+        self,
+        axis: int = 1,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = False,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        in_channels: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        settings = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
+        super().__init__(settings, in_channels, center, scale, beta_initializer, gamma_initializer, **kwargs)
+
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any) -> Any:
+        """Normalize each row and channel."""
+        axis, eps = self._kwargs["axis"], self._kwargs["eps"]
+        if axis == 1:
+            return F.InstanceNorm(x, gamma, beta, name="fwd", eps=eps)
+        return F.swapaxes(F.InstanceNorm(F.swapaxes(x, 1, axis), gamma, beta, name="fwd", eps=eps), 1, axis)
+
+
+class LayerNorm(_Norm):
+    """y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance along one axis.
+
+    Args:
+        axis: axis that is normalized, and of gamma and beta.
+        epsilon, center, scale, beta_initializer, gamma_initializer, in_channels, prefix, params: as for `InstanceNorm`.
+
+    Source: Ba et al. 2016, https://arxiv.org/abs/1607.06450.
+    """
+
+    def __init__(
+        self,
+        axis: int = -1,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        in_channels: int = 0,
+        prefix: str | None = None,
+        params: Any = None,
+    ) -> None:
+        settings = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
+        super().__init__(settings, in_channels, center, scale, beta_initializer, gamma_initializer, prefix, params)
+
+    def hybrid_forward(self, F: Any, data: Any, gamma: Any, beta: Any) -> Any:
+        """Normalize along the axis."""
+        return F.LayerNorm(data, gamma=gamma, beta=beta, axis=self._kwargs["axis"], eps=self._kwargs["eps"])
+
+
+class GroupNorm(_Norm):
+    """y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance per row and group of channels.
+
+    Args:
+        num_groups: number of groups, and length of gamma and beta.
+        epsilon, center, scale, beta_initializer, gamma_initializer, prefix, params: as for `InstanceNorm`.
+
+    Source: Wu and He 2018, https://arxiv.org/abs/1803.08494.
+    """
+
+    def __init__(
+        self,
+        num_groups: int = 1,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        prefix: str | None = None,
+        params: Any = None,
+    ) -> None:
+        settings = {"eps": epsilon, "num_groups": num_groups, "center": center, "scale": scale}
+        super().__init__(settings, num_groups, center, scale, beta_initializer, gamma_initializer, prefix, params)
+
+    def hybrid_forward(self, F: Any, data: Any, gamma: Any, beta: Any) -> Any:
+        """Normalize each row and group of channels."""
+        return F.GroupNorm(data, gamma=gamma, beta=beta, num_groups=self._size, eps=self._kwargs["eps"])
+
+    def _shown_channels(self) -> str:
+        return ""
+
+
+class Lambda(Block):
+    """y = function(*inputs).
+
+    Args:
+        function: function of NDArrays, or the name of a function of `mx.nd`.
+        prefix: as for `Block`.
+
+    Raises:
+        AssertionError: there is no function of this name.
+        ValueError: `function` is neither a function nor a name.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> Lambda("relu")(mx.nd.array([-1, 1])).asnumpy().tolist()
+        [0.0, 1.0]
+    """
+
+    def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
+        super().__init__(prefix=prefix)
+        self._func_name = _name_of(function, ndarray)
+        self._func_impl = getattr(ndarray, function) if isinstance(function, str) else function
+
+    def forward(self, *args: Any) -> Any:
+        """Call the function."""
+        return self._func_impl(*args)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._func_name})"
+
+
+class HybridLambda(HybridBlock):
+    """y = function(F, *inputs), where F is `mx.nd` or `mx.sym`.
+
+    Args:
+        function: function of F and arrays or symbols, or the name of a function of both `mx.nd` and `mx.sym`.
+        prefix: as for `Block`.
+
+    Raises:
+        AssertionError: there is no function of this name.
+        ValueError: `function` is neither a function nor a name.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> HybridLambda(lambda F, x: F.relu(x) * 2)(mx.nd.array([-1, 1])).asnumpy().tolist()
+        [0.0, 2.0]
+    """
+
+    def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
+        super().__init__(prefix=prefix)
+        self._func_name = _name_of(function, ndarray, symbol)
+        self._func = function if callable(function) else lambda F, *args: getattr(F, function)(*args)
+
+    def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
+        """Call the function."""
+        return self._func(F, x, *args)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._func_name})"
+
+
+def _name_of(function: Any, *modules: Any) -> str:
+    """Return the name of the function of a Lambda, after checking that it is one."""
+    if isinstance(function, str):
+        assert all(hasattr(m, function) for m in modules), f"mx.nd or mx.sym has no function {function!r}; pass a function."
+        return function
+    if not callable(function):
+        raise ValueError(f"a Lambda needs a function or the name of one, found {function!r} ({type(function).__name__})")
+    return function.__name__

@@ -1,0 +1,407 @@
+"""Layers of gluon.nn with windows: convolutions, transposed convolutions, pooling, padding."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+from jfit.mxnet.gluon.hybrid import HybridBlock
+from jfit.mxnet.gluon.nn.activations import activation_named
+
+_POOL_LAYOUTS = [("NCW", "NWC"), ("NCHW", "NHWC"), ("NCDHW", "NDHWC")]  # the default first
+
+
+def per_axis(value: Any, count: int, name: str | None = None) -> Any:
+    """Return a number as a tuple of `count` equal numbers, other values as they are; with `name` their length is checked."""
+    sizes = (value,) * count if isinstance(value, numbers.Number) else value
+    assert name is None or len(sizes) == count, f"{name}={value!r}: pass a number or {count} of them."
+    return sizes
+
+
+def check_layout(block: Any, layout: str | None, layouts: tuple[str, ...]) -> str:
+    """Return the layout of a layer, by default the first of `layouts`; AssertionError: it is none of them."""
+    layout = layout or layouts[0]
+    assert layout in layouts, f"{type(block).__name__}(layout={layout!r}): the layout must be {' or '.join(layouts)}."
+    return layout
+
+
+def weight_shape(outer: int, inner: int, kernel: Any, layout: str) -> tuple[int, ...]:
+    """Return the shape of the weight of a convolution: (outer, inner, *kernel), or (outer, *kernel, inner) channels-last.
+
+    Example:
+        >>> weight_shape(8, 3, (5, 5), "NHWC")
+        (8, 5, 5, 3)
+    """
+    return (outer, *kernel, inner) if layout[-1] == "C" else (outer, inner, *kernel)
+
+
+def describe(name: str, weight: Any, settings: dict[str, Any], bias: Any, act: Any) -> str:
+    """Return the repr of a convolution, with what is not at its default."""
+    ones = (1,) * len(settings["kernel"])
+    parts = [f"{weight.shape[1] or None} -> {weight.shape[0]}", "kernel_size={kernel}", "stride={stride}"]
+    parts += ["padding={pad}"] if settings["pad"] != (0,) * len(ones) else []
+    parts += ["dilation={dilate}"] if settings["dilate"] != ones else []
+    parts += ["groups={num_group}"] if settings["num_group"] != 1 else []
+    parts += ["bias=False"] if bias is None else []
+    return f"{name}({', '.join(parts)}".format(**settings) + (f", {act})" if act else ")")
+
+
+class _Conv(HybridBlock):
+    """A convolution: y = f(x * W + b), * over windows of x.
+
+    Args:
+        channels: number of output channels.
+        kernel_size, strides, padding, dilation: int for all spatial axes, or a tuple; padding is added on both sides.
+        groups: number of groups of channels; each group of outputs sees one group of inputs.
+        layout: axes of x and y, such as "NCHW" (the default) or "NHWC".
+        activation: name of the function f, as for `Activation`; None: f is the identity.
+        use_bias: whether to add b.
+        weight_initializer, bias_initializer: initializers of W and b; None: the initializer of `initialize`.
+        in_channels: number of input channels; 0: it is inferred at the first call.
+        op_name: operator; None: that of the class.
+        adj: output padding of a transposed convolution.
+        prefix, params: as for `Block`.
+
+    Raises:
+        AssertionError: the layer does not have the layout, or kernel_size has another length than the spatial axes.
+    """
+
+    _layouts: tuple[str, ...]
+    _op_name = "Convolution"
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: Any,
+        strides: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        layout: str | None = None,
+        activation: str | None = None,
+        use_bias: bool = True,
+        weight_initializer: Any = None,
+        bias_initializer: Any = "zeros",
+        in_channels: int = 0,
+        op_name: str | None = None,
+        adj: Any = None,
+        prefix: str | None = None,
+        params: Any = None,
+    ) -> None:
+        super().__init__(prefix, params)
+        layout = check_layout(self, layout, self._layouts)
+        axes = len(layout) - 2
+        self._channels, self._in_channels, self._op_name = channels, in_channels, op_name or self._op_name
+        self._kwargs = {
+            "kernel": per_axis(kernel_size, axes, "kernel_size"),
+            "stride": per_axis(strides, axes),
+            "dilate": per_axis(dilation, axes),
+            "pad": per_axis(padding, axes),
+            "num_filter": channels,
+            "num_group": groups,
+            "no_bias": not use_bias,
+            "layout": layout,
+        } | ({} if adj is None else {"adj": per_axis(adj, axes, "output_padding")})
+        ends = (channels, in_channels) if self._op_name == "Convolution" else (in_channels, channels)
+        shape = weight_shape(ends[0], ends[1] // groups, self._kwargs["kernel"], layout)
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=shape, init=weight_initializer, allow_deferred_init=True)
+            self.bias = None
+            if use_bias:
+                self.bias = self.params.get("bias", shape=(channels,), init=bias_initializer, allow_deferred_init=True)
+            self.act = activation_named(activation)
+
+    def _alias(self) -> str:
+        return "conv"
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+        """Compute f(x * W + b)."""
+        arrays = (x, weight) if bias is None else (x, weight, bias)
+        out = getattr(F, self._op_name)(*arrays, name="fwd", **self._kwargs)
+        return out if self.act is None else self.act(out)
+
+    def __repr__(self) -> str:
+        return describe(type(self).__name__, self.weight, self._kwargs, self.bias, self.act)
+
+
+class Conv1D(_Conv):
+    """y = f(x * W + b), a convolution of (batch, channels, width); see `Conv2D`."""
+
+    _layouts = ("NCW",)
+
+
+class Conv2D(_Conv):
+    """y = f(x * W + b), a convolution of (batch, channels, height, width).
+
+    Args:
+        channels: number of output channels.
+        kernel_size, strides, padding, dilation: int for both axes, or a tuple; padding is added on both sides.
+        groups: number of groups of channels; each group of outputs sees one group of inputs.
+        layout: axes of x and y, "NCHW" (the default) or "NHWC".
+        activation: name of the function f, as for `Activation`; None: f is the identity.
+        use_bias: whether to add b.
+        weight_initializer, bias_initializer: initializers of W and b; None: the initializer of `initialize`.
+        in_channels: number of input channels; 0: it is inferred at the first call.
+        prefix, params: as for `Block`.
+
+    Raises:
+        AssertionError: the layer does not have the layout, or kernel_size is not one or two numbers.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> layer = Conv2D(4, kernel_size=3, padding=1, activation="relu")
+        >>> layer.initialize()
+        >>> layer(mx.nd.ones((1, 2, 5, 5))).shape, layer.weight.shape
+        ((1, 4, 5, 5), (4, 2, 3, 3))
+    """
+
+    _layouts = ("NCHW", "NHWC")
+
+
+class Conv3D(_Conv):
+    """y = f(x * W + b), a convolution of (batch, channels, depth, height, width); see `Conv2D`."""
+
+    _layouts = ("NCDHW", "NDHWC")
+
+
+class _ConvTranspose(_Conv):
+    """A transposed convolution: the gradient of a convolution as a function of the incoming gradient."""
+
+    _op_name = "Deconvolution"
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: Any,
+        strides: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(channels, kernel_size, strides, padding, *args, adj=output_padding, **kwargs)
+        self.outpad = self._kwargs["adj"]
+
+
+class Conv1DTranspose(_ConvTranspose):
+    """A transposed convolution of (batch, channels, width); see `Conv2DTranspose`."""
+
+    _layouts = ("NCW",)
+
+
+class Conv2DTranspose(_ConvTranspose):
+    """A transposed convolution of (batch, channels, height, width): output size = (size - 1) * stride - 2 * padding + kernel.
+
+    Args:
+        channels: number of output channels.
+        kernel_size, strides, padding: as for `Conv2D`, of the convolution that is transposed.
+        output_padding: int or tuple that is added to the output size.
+        *args, **kwargs: dilation and all arguments after it, as for `Conv2D`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> layer = Conv2DTranspose(3, kernel_size=2, strides=2)
+        >>> layer.initialize()
+        >>> layer(mx.nd.ones((1, 4, 5, 5))).shape
+        (1, 3, 10, 10)
+    """
+
+    _layouts = ("NCHW", "NHWC")
+
+
+class Conv3DTranspose(_ConvTranspose):
+    """A transposed convolution of (batch, channels, depth, height, width); see `Conv2DTranspose`."""
+
+    _layouts = ("NCDHW", "NDHWC")
+
+
+class _Pooling(HybridBlock):
+    """The maximum of windows.
+
+    Args:
+        pool_size, padding: int for all spatial axes, or a tuple.
+        strides: int or tuple; None: pool_size.
+        layout: axes of x and y, such as "NCHW" (the default) or "NHWC".
+        ceil_mode: whether the output size is rounded up.
+        **kwargs: prefix and params, as for `Block`.
+    """
+
+    _layouts: tuple[str, ...]
+    _type = "max"
+
+    def __init__(
+        self,
+        pool_size: Any = 2,
+        strides: Any = None,
+        padding: Any = 0,
+        layout: Any = None,
+        ceil_mode: Any = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if isinstance(layout, bool):  # MaxPool3D, AvgPool2D and AvgPool3D of MXNet have ceil_mode before layout
+            layout, ceil_mode = ceil_mode or None, layout
+        layout = check_layout(self, layout, self._layouts)
+        axes = len(layout) - 2
+        pool_size = per_axis(pool_size, axes, "pool_size")
+        self._kwargs = {
+            "kernel": pool_size,
+            "stride": pool_size if strides is None else per_axis(strides, axes),
+            "pad": per_axis(padding, axes),
+            "global_pool": False,
+            "pool_type": self._type,
+            "layout": layout,
+            "pooling_convention": "full" if ceil_mode else "valid",
+        }
+
+    def _alias(self) -> str:
+        return "pool"
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        """Reduce the windows."""
+        return F.Pooling(x, name="fwd", **self._kwargs)
+
+    def __repr__(self) -> str:
+        shown = (
+            "size={kernel}, stride={stride}, padding={pad}, ceil_mode={ceil}, global_pool={global_pool}, pool_type={pool_type}"
+        )
+        ceil = self._kwargs["pooling_convention"] == "full"
+        return f"{type(self).__name__}({shown}, layout={{layout}})".format(ceil=ceil, **self._kwargs)
+
+
+class _AvgPooling(_Pooling):
+    """The mean of windows; count_include_pad: whether zeros of the padding count."""
+
+    _type = "avg"
+
+    def __init__(
+        self,
+        pool_size: Any = 2,
+        strides: Any = None,
+        padding: Any = 0,
+        layout: Any = None,
+        ceil_mode: Any = False,
+        count_include_pad: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(pool_size, strides, padding, layout, ceil_mode, **kwargs)
+        self._kwargs["count_include_pad"] = count_include_pad
+
+
+class _GlobalPooling(_Pooling):
+    """The maximum, or mean, over all spatial axes, which keep size 1."""
+
+    def __init__(self, layout: str | None = None, **kwargs: Any) -> None:
+        super().__init__(1, layout=layout, ceil_mode=True, **kwargs)
+        self._kwargs["global_pool"] = True
+
+
+class MaxPool1D(_Pooling):
+    """The maximum of windows of (batch, channels, width); see `MaxPool2D`."""
+
+    _layouts = _POOL_LAYOUTS[0]
+
+
+class MaxPool2D(_Pooling):
+    """The maximum of windows of (batch, channels, height, width).
+
+    Args:
+        pool_size, padding: int for both axes, or a tuple; padding is added on both sides and never the maximum.
+        strides: int or tuple; None: pool_size.
+        layout: axes of x and y, "NCHW" (the default) or "NHWC".
+        ceil_mode: whether the output size is rounded up.
+        **kwargs: prefix and params, as for `Block`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> MaxPool2D(pool_size=2, strides=2)(mx.nd.ones((1, 1, 6, 6))).shape
+        (1, 1, 3, 3)
+    """
+
+    _layouts = _POOL_LAYOUTS[1]
+
+
+class MaxPool3D(_Pooling):
+    """The maximum of windows of (batch, channels, depth, height, width); see `MaxPool2D`."""
+
+    _layouts = _POOL_LAYOUTS[2]
+
+
+class AvgPool1D(_AvgPooling):
+    """The mean of windows of (batch, channels, width); see `AvgPool2D`."""
+
+    _layouts = _POOL_LAYOUTS[0]
+
+
+class AvgPool2D(_AvgPooling):
+    """The mean of windows of (batch, channels, height, width).
+
+    Args:
+        pool_size, strides, padding, layout, ceil_mode, **kwargs: as for `MaxPool2D`.
+        count_include_pad: whether the zeros of the padding count in the mean.
+    """
+
+    _layouts = _POOL_LAYOUTS[1]
+
+
+class AvgPool3D(_AvgPooling):
+    """The mean of windows of (batch, channels, depth, height, width); see `AvgPool2D`."""
+
+    _layouts = _POOL_LAYOUTS[2]
+
+
+class GlobalMaxPool1D(_GlobalPooling):
+    """The maximum over all values of a channel, (batch, channels, width) -> (batch, channels, 1)."""
+
+    _layouts = _POOL_LAYOUTS[0]
+
+
+class GlobalMaxPool2D(_GlobalPooling):
+    """The maximum over all values of a channel, (batch, channels, height, width) -> (batch, channels, 1, 1)."""
+
+    _layouts = _POOL_LAYOUTS[1]
+
+
+class GlobalMaxPool3D(_GlobalPooling):
+    """The maximum over all values of a channel, of (batch, channels, depth, height, width)."""
+
+    _layouts = _POOL_LAYOUTS[2]
+
+
+class GlobalAvgPool1D(_GlobalPooling):
+    """The mean over all values of a channel, (batch, channels, width) -> (batch, channels, 1)."""
+
+    _layouts, _type = _POOL_LAYOUTS[0], "avg"
+
+
+class GlobalAvgPool2D(_GlobalPooling):
+    """The mean over all values of a channel, (batch, channels, height, width) -> (batch, channels, 1, 1)."""
+
+    _layouts, _type = _POOL_LAYOUTS[1], "avg"
+
+
+class GlobalAvgPool3D(_GlobalPooling):
+    """The mean over all values of a channel, of (batch, channels, depth, height, width)."""
+
+    _layouts, _type = _POOL_LAYOUTS[2], "avg"
+
+
+class ReflectionPad2D(HybridBlock):
+    """Pad height and width of (batch, channels, height, width) with the values mirrored at the border.
+
+    Args:
+        padding: int for all four sides, or 8 numbers, before and after each axis; those of the first two axes are 0.
+        **kwargs: prefix and params, as for `Block`.
+
+    Raises:
+        AssertionError: padding is neither a number nor 8 of them.
+    """
+
+    def __init__(self, padding: Any = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._padding = (0,) * 4 + (padding,) * 4 if isinstance(padding, numbers.Number) else padding
+        assert len(self._padding) == 8, f"ReflectionPad2D(padding={padding!r}): pass a number or 8 of them."
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        """Pad."""
+        return F.pad(x, mode="reflect", pad_width=self._padding)
