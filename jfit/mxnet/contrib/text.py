@@ -106,7 +106,8 @@ class Vocabulary:
 
     def _token(self, index: Any) -> Any:
         if not isinstance(index, int) or index >= len(self):
-            raise ValueError(f"{index!r} is no index of a token; expected an int below {len(self)}")
+            kind = ValueError if isinstance(index, int) else TypeError
+            raise kind(f"{index!r} is no index of a token; expected an int below {len(self)}")
         return self.idx_to_token[index]
 
 
