@@ -65,7 +65,6 @@ class Policy(NamedTuple):
         dtype: "float16" or "bfloat16".
         kinds: operator name -> "low" (inputs are cast to `dtype`), "full" (to float32) or "widest" (to the widest of them).
         conditional: (operator name, attribute, values at which it is "full").
-        scale: the loss scale of immediately computed losses; None: 1.
 
     Example:
         >>> Policy.of("float16", ["Convolution"], ["exp"], []).kind(lookup("Convolution"), Attrs({}))
@@ -75,7 +74,6 @@ class Policy(NamedTuple):
     dtype: str
     kinds: dict[str, str]
     conditional: Sequence[tuple[str, str, Sequence[str]]]
-    scale: Callable[[], float] | None = None
 
     @classmethod
     def of(cls, dtype: str, low: Sequence[str], full: Sequence[str], conditional: Sequence[Any]) -> Policy:

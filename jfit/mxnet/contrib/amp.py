@@ -75,11 +75,9 @@ class LossScaler:
 
 
 def init(
-    target_dtype: Any = "float16",
-    target_precision_ops: Sequence[str] | None = None,
-    conditional_fp32_ops: Sequence[tuple[str, str, list[str]]] | None = None,
-    fp32_ops: Sequence[str] | None = None,
-) -> None:
+    target_dtype: Any = "float16", target_precision_ops: Sequence[str] | None = None,
+    conditional_fp32_ops: Sequence[tuple[str, str, list[str]]] | None = None, fp32_ops: Sequence[str] | None = None,
+) -> None:  # fmt: skip
     """Make operators cast their inputs, for the rest of the process; call it before the network is made.
 
     As in MXNet, arrays on a CPU are cast to bfloat16 but not to float16; graphs are cast to both.  Later calls do nothing.
@@ -159,15 +157,11 @@ def unscale(optimizer_or_trainer: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------ graphs
 def convert_symbol(
-    sym: Symbol,
-    target_dtype: Any = "float16",
-    target_dtype_ops: Sequence[str] | None = None,
-    fp32_ops: Sequence[str] | None = None,
-    conditional_fp32_ops: Sequence[Any] | None = None,
-    excluded_sym_names: Sequence[str] | None = None,
-    data_names: Sequence[str] | None = None,
+    sym: Symbol, target_dtype: Any = "float16", target_dtype_ops: Sequence[str] | None = None,
+    fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[Any] | None = None,
+    excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
     cast_optional_params: bool = False,
-) -> Symbol:
+) -> Symbol:  # fmt: skip
     """Return a graph with casts before the inputs of its operators.
 
     Args:
@@ -218,16 +212,11 @@ def _without_casts(heads: tuple[Entry, ...], dtype: str, data_names: set[str]) -
 
 
 def convert_model(
-    sym: Symbol,
-    arg_params: dict[str, Any],
-    aux_params: dict[str, Any],
-    target_dtype: Any = "float16",
+    sym: Symbol, arg_params: dict[str, Any], aux_params: dict[str, Any], target_dtype: Any = "float16",
     target_dtype_ops: Sequence[str] | None = None,
-    fp32_ops: Sequence[str] | None = None,
-    conditional_fp32_ops: Sequence[Any] | None = None,
-    excluded_sym_names: Sequence[str] | None = None,
-    cast_optional_params: bool = False,
-) -> tuple[Symbol, dict[str, Any], dict[str, Any]]:
+    fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[Any] | None = None,
+    excluded_sym_names: Sequence[str] | None = None, cast_optional_params: bool = False,
+) -> tuple[Symbol, dict[str, Any], dict[str, Any]]:  # fmt: skip
     """Convert a graph as `convert_symbol` does, and its parameters.
 
     Args:
@@ -262,15 +251,11 @@ def _cast_low(symbol: Symbol, params: Mapping[str, Any], dtype: Any) -> dict[str
 
 
 def convert_hybrid_block(
-    block: HybridBlock,
-    target_dtype: Any = "float16",
-    target_dtype_ops: Sequence[str] | None = None,
-    fp32_ops: Sequence[str] | None = None,
-    conditional_fp32_ops: Sequence[Any] | None = None,
-    excluded_sym_names: Sequence[str] | None = None,
-    ctx: Any = None,
+    block: HybridBlock, target_dtype: Any = "float16", target_dtype_ops: Sequence[str] | None = None,
+    fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[Any] | None = None,
+    excluded_sym_names: Sequence[str] | None = None, ctx: Any = None,
     cast_optional_params: bool = False,
-) -> SymbolBlock:
+) -> SymbolBlock:  # fmt: skip
     """Convert a hybridized block to a SymbolBlock with casts, for predictions.
 
     Args:

@@ -55,18 +55,15 @@ def export_model(
 
 def _absent(name: str, remedy: str) -> Callable[..., NoReturn]:
     def call(*args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"{name} is not supported: {remedy}")
+        raise NotImplementedError(f"{name} is not supported: {remedy}.")
 
     call.__name__ = call.__qualname__ = name
     return call
 
 
-_IMPORT = "convert the ONNX file with MXNet, and load its symbol and parameters."
-import_model, import_to_gluon, get_model_metadata = (
-    _absent(n, _IMPORT) for n in ("import_model", "import_to_gluon", "get_model_metadata")
-)
-_QUANTIZE = "quantize the model with MXNet; jfit loads and runs quantized graphs."
-quantize_model, quantize_model_mkldnn, quantize_graph, calib_graph, quantize_net, quantize_net_v2 = (
-    _absent(n, _QUANTIZE)
-    for n in ("quantize_model", "quantize_model_mkldnn", "quantize_graph", "calib_graph", "quantize_net", "quantize_net_v2")
-)
+_REMEDIES = {
+    "import_model import_to_gluon get_model_metadata": "convert the ONNX file with MXNet, and load its symbol and parameters",
+    "quantize_model quantize_model_mkldnn quantize_graph calib_graph quantize_net quantize_net_v2": "quantize the model with "
+    "MXNet; jfit loads and runs quantized graphs",
+}
+globals().update({name: _absent(name, remedy) for names, remedy in _REMEDIES.items() for name in names.split()})

@@ -24,12 +24,9 @@ UNKNOWN = 0  # index of the token that stands for all others
 
 
 def count_tokens_from_str(
-    source_str: str,
-    token_delim: str = " ",
-    seq_delim: str = "\n",
-    to_lower: bool = False,
+    source_str: str, token_delim: str = " ", seq_delim: str = "\n", to_lower: bool = False,
     counter_to_update: collections.Counter[str] | None = None,
-) -> collections.Counter[str]:
+) -> collections.Counter[str]:  # fmt: skip
     """Count the tokens of a text.
 
     Args:
@@ -72,13 +69,9 @@ class Vocabulary:
     """
 
     def __init__(
-        self,
-        counter: collections.Counter[Any] | None = None,
-        most_freq_count: int | None = None,
-        min_freq: int = 1,
-        unknown_token: Hashable = "<unk>",
-        reserved_tokens: Sequence[Any] | None = None,
-    ) -> None:
+        self, counter: collections.Counter[Any] | None = None, most_freq_count: int | None = None, min_freq: int = 1,
+        unknown_token: Hashable = "<unk>", reserved_tokens: Sequence[Any] | None = None,
+    ) -> None:  # fmt: skip
         assert min_freq > 0, f"min_freq is {min_freq}, expected at least 1"
         special = [unknown_token, *(reserved_tokens or ())]
         assert len(set(special)) == len(special), f"unknown_token and reserved_tokens are not unique: {special}"
@@ -231,14 +224,9 @@ class CustomEmbedding(_TokenEmbedding):
     """
 
     def __init__(
-        self,
-        pretrained_file_path: str | os.PathLike[str],
-        elem_delim: str = " ",
-        encoding: str = "utf8",
-        init_unknown_vec: Callable[..., Any] | None = None,
-        vocabulary: Vocabulary | None = None,
-        **kwargs: Any,
-    ) -> None:
+        self, pretrained_file_path: str | os.PathLike[str], elem_delim: str = " ", encoding: str = "utf8",
+        init_unknown_vec: Callable[..., Any] | None = None, vocabulary: Vocabulary | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self._load(pretrained_file_path, elem_delim, init_unknown_vec, encoding, vocabulary)
 
@@ -279,13 +267,9 @@ class _Pretrained(_TokenEmbedding):
     pretrained_file_names: tuple[str, ...] = ()
 
     def __init__(
-        self,
-        pretrained_file_name: str | None = None,
-        embedding_root: str | os.PathLike[str] | None = None,
-        init_unknown_vec: Callable[..., Any] | None = None,
-        vocabulary: Vocabulary | None = None,
-        **kwargs: Any,
-    ) -> None:
+        self, pretrained_file_name: str | None = None, embedding_root: str | os.PathLike[str] | None = None,
+        init_unknown_vec: Callable[..., Any] | None = None, vocabulary: Vocabulary | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         name, kind = pretrained_file_name or self.pretrained_file_names[0], type(self).__name__.lower()
         if name not in self.pretrained_file_names:
             raise KeyError(f"{name!r} is no file of {kind}; the files are {', '.join(self.pretrained_file_names)}")

@@ -7,18 +7,17 @@ MXNet.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import Any
 
 import numpy as np
 
 from jfit.data import DataDesc
-from jfit.data.images import colour
-from jfit.data.images.codec import pillow
 from jfit.data.images.crops import flip
 from jfit.mxnet.image.augmenters import Augmenter, CreateAugmenter, ForceResizeAug, ResizeAug
 from jfit.mxnet.image.functions import copyMakeBorder, fixed_crop, on_host
@@ -131,15 +130,20 @@ class DetHorizontalFlipAug(DetAugmenter):
 
 
 class _DetRandomArea(DetAugmenter):
-    """Crop or pad to a rectangle of random shape: the ranges, and the loop that draws until a rectangle fits."""
+    """Crop or pad to a rectangle of random shape: the ranges, and the loop that draws until a rectangle fits.
+
+    A subclass defines `_rectangle(ratio, heights, areas, label, height, width)`, which draws one rectangle of this width /
+    height, and returns (x, y, width, height, new label) or, if it does not fit, None.
+    """
 
     _smallest = 0.0  # what the area range must exceed
+    _rectangle: Callable[..., Any]
 
     def __init__(self, aspect_ratio_range: Any, area_range: Any, max_attempts: int, **others: Any) -> None:
         ratios, areas = (v if isinstance(v, (list, tuple)) else (v, v) for v in (aspect_ratio_range, area_range))
         super().__init__(aspect_ratio_range=ratios, area_range=areas, max_attempts=max_attempts, **others)
-        vars(self).update(self._kwargs)
         self.aspect_ratio_range, self.area_range, self.max_attempts = ratios, areas, max_attempts
+        vars(self).update(others)
         self.enabled = self._smallest < areas[1] >= areas[0] and 0 < ratios[0] <= ratios[1]
         if not self.enabled:
             text = f"aspect_ratio_range is {ratios}, area_range {areas}; expected minimum <= maximum, above 0 and "
@@ -157,10 +161,6 @@ class _DetRandomArea(DetAugmenter):
             if found is not None:
                 return found
         return None
-
-    def _rectangle(self, ratio: float, heights: Any, areas: Any, label: np.ndarray, height: int, width: int) -> Any:
-        """Draw one rectangle of this width / height; None if it does not fit."""
-        raise NotImplementedError
 
 
 def _drawn(low: int, high: int) -> int:
@@ -192,13 +192,9 @@ class DetRandomCropAug(_DetRandomArea):
     min_eject_coverage: float
 
     def __init__(
-        self,
-        min_object_covered: float = 0.1,
-        aspect_ratio_range: Any = (0.75, 1.33),
-        area_range: Any = (0.05, 1.0),
-        min_eject_coverage: float = 0.3,
-        max_attempts: int = 50,
-    ) -> None:
+        self, min_object_covered: float = 0.1, aspect_ratio_range: Any = (0.75, 1.33), area_range: Any = (0.05, 1.0),
+        min_eject_coverage: float = 0.3, max_attempts: int = 50,
+    ) -> None:  # fmt: skip
         covered = {"min_object_covered": min_object_covered, "min_eject_coverage": min_eject_coverage}
         super().__init__(aspect_ratio_range, area_range, max_attempts, **covered)
 
@@ -265,12 +261,9 @@ class DetRandomPadAug(_DetRandomArea):
     pad_val: Any
 
     def __init__(
-        self,
-        aspect_ratio_range: Any = (0.75, 1.33),
-        area_range: Any = (1.0, 3.0),
-        max_attempts: int = 50,
+        self, aspect_ratio_range: Any = (0.75, 1.33), area_range: Any = (1.0, 3.0), max_attempts: int = 50,
         pad_val: Any = (128, 128, 128),
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(aspect_ratio_range, area_range, max_attempts, pad_val=pad_val)
 
     def __call__(self, src: Any, label: Any) -> tuple[Any, Any]:
@@ -298,13 +291,9 @@ class DetRandomPadAug(_DetRandomArea):
 
 
 def CreateMultiRandCropAugmenter(
-    min_object_covered: Any = 0.1,
-    aspect_ratio_range: Any = (0.75, 1.33),
-    area_range: Any = (0.05, 1.0),
-    min_eject_coverage: Any = 0.3,
-    max_attempts: Any = 50,
-    skip_prob: float = 0,
-) -> DetRandomSelectAug:
+    min_object_covered: Any = 0.1, aspect_ratio_range: Any = (0.75, 1.33), area_range: Any = (0.05, 1.0),
+    min_eject_coverage: Any = 0.3, max_attempts: Any = 50, skip_prob: float = 0,
+) -> DetRandomSelectAug:  # fmt: skip
     """Create several `DetRandomCropAug`, of which one is drawn for each image.
 
     Args:
@@ -331,27 +320,12 @@ def CreateMultiRandCropAugmenter(
 
 
 def CreateDetAugmenter(
-    data_shape: tuple[int, int, int],
-    resize: int = 0,
-    rand_crop: float = 0,
-    rand_pad: float = 0,
-    rand_gray: float = 0,
-    rand_mirror: bool = False,
-    mean: Any = None,
-    std: Any = None,
-    brightness: float = 0,
-    contrast: float = 0,
-    saturation: float = 0,
-    pca_noise: float = 0,
-    hue: float = 0,
-    inter_method: int = 2,
-    min_object_covered: Any = 0.1,
-    aspect_ratio_range: Any = (0.75, 1.33),
-    area_range: Any = (0.05, 3.0),
-    min_eject_coverage: Any = 0.3,
-    max_attempts: Any = 50,
-    pad_val: Any = (127, 127, 127),
-) -> list[DetAugmenter]:
+    data_shape: tuple[int, int, int], resize: int = 0, rand_crop: float = 0, rand_pad: float = 0, rand_gray: float = 0,
+    rand_mirror: bool = False, mean: Any = None, std: Any = None, brightness: float = 0, contrast: float = 0,
+    saturation: float = 0, pca_noise: float = 0, hue: float = 0, inter_method: int = 2, min_object_covered: Any = 0.1,
+    aspect_ratio_range: Any = (0.75, 1.33), area_range: Any = (0.05, 3.0), min_eject_coverage: Any = 0.3,
+    max_attempts: Any = 50, pad_val: Any = (127, 127, 127),
+) -> list[DetAugmenter]:  # fmt: skip
     """Create a list of augmenters for detection: resize, crop, mirror, pad, resize to `data_shape`, then colors.
 
     Args:
@@ -425,23 +399,11 @@ class ImageDetIter(ImageIter):
     """
 
     def __init__(
-        self,
-        batch_size: int,
-        data_shape: tuple[int, int, int],
-        path_imgrec: str | None = None,
-        path_imglist: str | None = None,
-        path_root: str | None = None,
-        path_imgidx: str | None = None,
-        shuffle: bool = False,
-        part_index: int = 0,
-        num_parts: int = 1,
-        aug_list: Sequence[Any] | None = None,
-        imglist: list[Any] | None = None,
-        data_name: str = "data",
-        label_name: str = "label",
-        last_batch_handle: str = "pad",
-        **options: Any,
-    ) -> None:
+        self, batch_size: int, data_shape: tuple[int, int, int], path_imgrec: str | None = None,
+        path_imglist: str | None = None, path_root: str | None = None, path_imgidx: str | None = None, shuffle: bool = False,
+        part_index: int = 0, num_parts: int = 1, aug_list: Sequence[Any] | None = None, imglist: list[Any] | None = None,
+        data_name: str = "data", label_name: str = "label", last_batch_handle: str = "pad", **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(
             batch_size, data_shape, 1, path_imgrec, path_imglist, path_root, path_imgidx, shuffle, part_index, num_parts,
             CreateDetAugmenter(data_shape, **options) if aug_list is None else aug_list, imglist, data_name, label_name,
@@ -453,15 +415,12 @@ class ImageDetIter(ImageIter):
     def _estimate_label_shape(self) -> tuple[int, int]:
         """Return (most objects of an image, width of an object)."""
         self.reset()
-        shapes = [self._parse_label(label).shape for label, _ in iter(self._next_or_none, None)]
+        shapes = []
+        with contextlib.suppress(StopIteration):
+            while True:
+                shapes.append(self._parse_label(self.next_sample()[0]).shape)
         self.reset()
         return max(shape[0] for shape in shapes), shapes[-1][1]
-
-    def _next_or_none(self) -> Any:
-        try:
-            return self.next_sample()
-        except StopIteration:
-            return None
 
     def _parse_label(self, label: Any) -> np.ndarray:
         """Return the objects (objects, width) of a raw label; those whose box is empty are left out."""
@@ -477,9 +436,9 @@ class ImageDetIter(ImageIter):
             raise RuntimeError("an image has no valid box: right > left and bottom > top")
         return valid
 
-    def _augmented(self) -> Iterator[tuple[Any, np.ndarray]]:
-        """Iterate over (image, label), augmented, to the end of the epoch; invalid images are skipped."""
-        for label, content in iter(self._next_or_none, None):
+    def _sample(self) -> tuple[Any, np.ndarray]:
+        while True:
+            label, content = self.next_sample()
             image = self.imdecode(content)
             try:
                 self.check_valid_image([image])
@@ -491,13 +450,9 @@ class ImageDetIter(ImageIter):
             except RuntimeError as error:
                 _LOG.debug("%s is skipped: %s", self._image_name(), error)
                 continue
-            yield image, label
-
-    def _sample(self) -> tuple[Any, np.ndarray]:
-        image, label = next(self._augmented())
-        padded = np.full(self.label_shape, -1, np.float32)
-        padded[: len(label)] = label
-        return self.postprocess_data(image), padded
+            padded = np.full(self.label_shape, -1, np.float32)
+            padded[: len(label)] = label
+            return self.postprocess_data(image), padded
 
     def augmentation_transform(self, data: Any, label: Any = None) -> Any:
         """Apply all augmenters in order; returns (image, label)."""
@@ -553,45 +508,3 @@ class ImageDetIter(ImageIter):
                 if verbose:
                     _LOG.info("label_shape is now %s", shape)
         return it
-
-    def draw_next(
-        self, color: Any = None, thickness: int = 2, mean: Any = None, std: Any = None, clip: bool = True,
-        waitKey: int | None = None, window_name: str = "draw_next", id2labels: Any = None,
-    ) -> Iterator[np.ndarray]:  # fmt: skip
-        """Iterate over the augmented images with their boxes drawn, (height, width, 3) uint8 in BGR order as OpenCV shows them.
-
-        Args:
-            color: (red, green, blue) of the boxes; None: random.
-            thickness: width of the lines in pixels.
-            mean: added to the image, to undo a normalization; True: that of ImageNet.
-            std: multiplied with the image before; True: that of ImageNet.
-            clip: whether to clip to 0 .. 255.
-            waitKey: None; windows are not opened.
-            window_name: not used.
-            id2labels: dict from class to a text that is drawn at the box.
-
-        Raises:
-            ValueError: `waitKey` is not None.
-        """
-        if waitKey is not None:
-            raise ValueError("draw_next opens no windows; leave waitKey=None and show the images that it yields.")
-        draws, fonts = _drawing(), dict(id2labels or {})
-        for image, label in self._augmented():
-            pixels = np.asarray(image.asnumpy() if isinstance(image, MutableArray) else image, np.float32)
-            pixels = pixels * (colour.IMAGENET_STD if std is True else 1 if std is None else std)
-            pixels = pixels + (colour.IMAGENET_MEAN if mean is True else 0 if mean is None else mean)
-            canvas = pillow().fromarray((np.clip(pixels, 0, 255) if clip else pixels).astype(np.uint8))
-            draw, sides = draws.Draw(canvas), np.tile(canvas.size, 2)
-            for row in label[label[:, 1] >= 0]:
-                box = (row[1:5] * sides).astype(int).tolist()
-                line = tuple(color) if color is not None else tuple(np.random.randint(0, 256, 3).tolist())
-                draw.rectangle(box, outline=line, width=thickness)
-                draw.text((box[0] + 5, box[1] + 5), fonts.get(int(row[0]), ""), fill=(255, 255, 255))
-            yield np.asarray(canvas)[..., ::-1]
-
-
-def _drawing() -> Any:
-    pillow()
-    from PIL import ImageDraw
-
-    return ImageDraw

@@ -63,7 +63,14 @@ def record_file(mx, count=5, boxes=False, sizes=((20, 24),)):
 
 
 def first(mx, prefix, shape=(3, 16, 16), batch=4, **options):
-    options = {"path_imgrec": prefix + ".rec", "data_shape": shape, "batch_size": batch, "preprocess_threads": 1, **options}
+    threads = 1 if mx.__name__ == "mxnet" else 0  # jfit: decode in this process
+    options = {
+        "path_imgrec": prefix + ".rec",
+        "data_shape": shape,
+        "batch_size": batch,
+        "preprocess_threads": threads,
+        **options,
+    }
     return mx.io.ImageRecordIter(verbose=False, **options).next().data[0].asnumpy()
 
 

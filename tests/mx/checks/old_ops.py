@@ -1,4 +1,4 @@
-"""Operators of the old classes NumpyOp, NDArrayOp and PythonOp, and attributes of Custom."""
+"""Operators of the old classes NumpyOp, NDArrayOp and PythonOp, attributes of Custom, and inner parts of modules."""
 
 import warnings
 
@@ -224,4 +224,125 @@ def check_custom(mx):
         "unknown": raised(mx.nd.Custom, x, op_type="old_ops_absent"),
         "registered": "Custom" in mx.operator.get_all_registered_operators(),
         "arguments": mx.operator.get_operator_arguments("Activation").narg,
+    }
+
+
+def small_net(mx):
+    fc = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
+    return mx.sym.SoftmaxOutput(fc, name="softmax")
+
+
+def small_iter(mx):
+    x = rand(20, 4)
+    return mx.io.NDArrayIter(x, (x[:, 0] > 0).astype("float32"), 10)
+
+
+def bound(mx, net=None, **options):
+    module, data = mx.mod.Module(net or small_net(mx), context=mx.cpu()), small_iter(mx)
+    module.bind(data.provide_data, data.provide_label, **options)
+    module.init_params(mx.init.One())
+    return module, data.next()
+
+
+def check_executors_of_a_module(mx):
+    values = {}
+    for how in ("execs", "group"):
+        module, batch = bound(mx)
+        monitor = mx.mon.Monitor(1, lambda array: array.norm(), sort=True)
+        if how == "execs":
+            for executor in module._exec_group.execs:
+                monitor.install(executor)
+        else:
+            module._exec_group.install_monitor(monitor)
+        monitor.tic()
+        module.forward(batch, is_train=True)
+        module.backward()
+        rows = {name: text for _, name, text in monitor.toc()}
+        for name in ("data", "fc_output", "fc_weight", "softmax_output", "softmax_label", "fc_backward_output1"):
+            values[f"{how} {name}"] = float(rows[name])
+    module, batch = bound(mx)
+    seen = []
+    for executor in module._exec_group.execs:
+        executor.set_monitor_callback(lambda name, array: seen.append(str(name).strip("b'")))
+    module.forward(batch, is_train=False)
+    [out.wait_to_read() for out in module.get_outputs()]
+    forward = list(seen)
+    executor = module._exec_group.execs[0]
+    module.forward(batch, is_train=True)
+    module.backward()
+    return values | {
+        "callback": forward,
+        "outputs": executor.outputs[0],
+        "weight": executor.arg_dict["fc_weight"],
+        "gradient": executor.grad_dict["fc_weight"],
+        "aux": sorted(executor.aux_dict),
+        "param_names": module._exec_group.param_names,
+    }
+
+
+def check_modules(mx):
+    iterator = small_iter(mx)
+    regression = mx.sym.LinearRegressionOutput(
+        mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, name="fc"), mx.sym.Variable("label"), name="out"
+    )
+    unbound = mx.mod.Module(regression, label_names=["label"], context=mx.cpu())
+    unbound.bind([("data", (1, 4))])
+    unbound.init_params(mx.init.One())
+    unbound.init_optimizer(optimizer_params={"learning_rate": 0.1})
+    for _ in range(2):
+        unbound.forward(mx.io.DataBatch([mx.nd.ones((1, 4))], [mx.nd.ones((1,)) * 2]), is_train=True)
+        unbound.backward()
+        unbound.update()
+    twice = mx.mod.Module(small_net(mx), context=[mx.cpu(0), mx.cpu(0)])
+    twice.fit(small_iter(mx), num_epoch=2, initializer=mx.init.One(), optimizer_params={"learning_rate": 0.5})
+    model = mx.model.FeedForward(
+        small_net(mx), ctx=[mx.cpu(0)] * 2, num_epoch=2, numpy_batch_size=10, initializer=mx.init.One(), learning_rate=0.5
+    )
+    model.fit(small_iter(mx))
+    extra, _ = bound(mx)
+    extra.init_params(
+        mx.init.One(),
+        arg_params={"fc_weight": mx.nd.ones((2, 4)) * 3, "other": mx.nd.ones(3)},
+        allow_missing=True,
+        force_init=True,
+    )
+    seen = []
+
+    class Watch(mx.metric.EvalMetric):
+        def __init__(self):
+            super().__init__("watch")
+
+        def update(self, labels, preds):
+            seen.append([type(labels[0]).__name__, type(preds[0]).__name__])
+            self.sum_metric, self.num_inst = self.sum_metric + 1, self.num_inst + 1
+
+    twice.score(small_iter(mx), Watch())
+    with_grads, batch = bound(mx, inputs_need_grad=True)
+    with_grads.init_params(
+        mx.init.Normal(), force_init=True, arg_params={"fc_weight": mx.nd.array(rand(2, 4)), "fc_bias": mx.nd.zeros(2)}
+    )
+    with_grads.forward(batch, is_train=True)
+    with_grads.backward()
+    kept = [[g.copyto(g.context) for g in each] for each in with_grads._exec_group.grad_arrays]
+    with_grads.forward(batch, is_train=True)
+    with_grads.backward()
+    for each, before in zip(with_grads._exec_group.grad_arrays, kept, strict=True):
+        for g, b in zip(each, before, strict=True):
+            g += b
+    with_grads.init_optimizer(optimizer_params={"learning_rate": 0.5})
+    with_grads.update()
+    return {
+        "types": [type(iterator.data[0][1]).__name__, type(iterator.label[0][1]).__name__],
+        "data": iterator.data[0][1],
+        "label": iterator.label[0][1],
+        "names": [iterator.data[0][0], iterator.label[0][0]],
+        "bound without labels": unbound.get_params()[0]["fc_bias"],
+        "its output": unbound.get_outputs()[0],
+        "a context twice": twice.get_params()[0]["fc_weight"],
+        "FeedForward's": model.arg_params["fc_weight"],
+        "another parameter": extra.get_params()[0]["fc_weight"],
+        "names of parameters": sorted(extra.get_params()[0]),
+        "metric": seen[0],
+        "input gradient": with_grads.get_input_grads()[0],
+        "two gradients": with_grads.get_params()[0]["fc_weight"],
     }
