@@ -88,7 +88,8 @@ def fit(
         model: a `Symbol` whose outputs include a loss head (such as SoftmaxOutput), a `jfit.Model`, a model returned by
             `jfit.load`, a `Run` (its parameters and auxiliary states are the initial values), a pure function
             `apply(params, x) -> output` together with `loss` and `params`, or a module of Flax (nnx or linen), Equinox, Haiku
-            or Keras together with `loss`.  `run.model` is then a trained copy of the module.
+            or Keras, or a HybridBlock of `jfit.mx.gluon`, together with `loss`.  `run.model` is then a trained copy of the
+            module.
         train_data: training data: `(x, y)` or `(x, y, weight)` with arrays whose axis 0 is the batch axis (`weight`: array of
             shape (rows,), finite, at least 0; for a function also (rows, positions), weights of the positions of the label,
             such as tokens, in the loss and the metrics); a dict of arrays by input name, labels included; a DataFrame; an

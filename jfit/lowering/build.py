@@ -147,6 +147,7 @@ def as_model(
         TypeError: `model` has another type, or is a function or module and `loss` is None.
         ValueError: `loss` or an option is passed and `model` is neither a function nor a module.
     """
+    loss = loss._as_loss() if hasattr(loss, "_as_loss") else loss  # a block of mx.gluon.loss
     if isinstance(model, Model | Trained | Symbol):
         for name, value in {"loss": loss, **options}.items():
             if value not in (None, False):  # 0 is the default of row_axes

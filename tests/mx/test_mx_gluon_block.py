@@ -133,3 +133,15 @@ def test_recorded_calls_of_blocks_compute_nothing_until_a_value_is_read():
         assert out.ctx == mx.cpu(1) and out.shape == (64, 2) and not out.has_value
     out.backward()
     assert net.w.grad().asnumpy().any() and net.w.grad().ctx == mx.cpu(1)
+
+
+class SquaredError(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F, pred, label):
+        return F.mean(F.square(pred - F.reshape_like(label, pred)), axis=0, exclude=True)
+
+
+def test_a_block_is_a_loss_of_fit():
+    labels = np.stack([Y, 1 - Y], 1).astype("float32")
+    options = OPTIONS | {"batch_size": 16}
+    runs = [jfit.fit(made(prefix="net_"), (X, labels), **(options | {"loss": loss})) for loss in (SquaredError(), "mse")]
+    assert runs[0].history.column("mse") == runs[1].history.column("mse")

@@ -7,13 +7,14 @@ import re
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 from jfit.formats.mxnet_arrays import load_arrays
 from jfit.graph.scopes import NameManager, Prefix
 from jfit.mxnet.errors import translated
+from jfit.mxnet.gluon.nesting import leaves_of
 from jfit.mxnet.gluon.parameter_dict import brief, load_value, save_values
 from jfit.mxnet.gluon.utils import HookHandle
 from jfit.mxnet.ndarray_classes import Parameter, ParameterDict
@@ -30,18 +31,19 @@ class _BlockScope:
 
     @staticmethod
     def create(prefix: str | None, params: ParameterDict | None, hint: str) -> tuple[str, ParameterDict]:
-        """Return prefix and parameters of a new block; without a prefix it is `<hint><number>_`."""
-        scope = getattr(_local, "scope", None)
-        if prefix is None and scope is None:
-            prefix = NameManager.current().get(None, hint) + "_"
-        elif prefix is None:
-            prefix = f"{hint}{scope._counts[hint]}_"
-            scope._counts[hint] += 1
+        """Return prefix and parameters of a new block; the default prefix is `<hint><number>_`."""
+        scope: Any = getattr(_local, "scope", None)
+        if prefix is None:
+            prefix = f"{NameManager.current().get(None, hint) if scope is None else scope._next(hint)}_"
         full = prefix if scope is None else scope._block.prefix + prefix
         if params is not None:
             return full, ParameterDict(params.prefix, params)
         outer = scope and scope._block.params
         return full, ParameterDict(full) if outer is None else ParameterDict(outer.prefix + prefix, outer._shared)
+
+    def _next(self, hint: str) -> str:
+        self._counts[hint] += 1
+        return f"{hint}{self._counts[hint] - 1}"
 
     def __enter__(self) -> _BlockScope:
         if not self._block._empty_prefix:
@@ -147,7 +149,7 @@ class Block:
         """Warn of lists, tuples and dicts with blocks that are not children."""
         children = {id(child) for child in self._children.values()}
         for name, value in vars(self).items():
-            inside = _nested(value) if isinstance(value, (list, tuple, dict)) and name != "_children" else ()
+            inside = leaves_of(value) if isinstance(value, (list, tuple, dict)) and name != "_children" else ()
             if any(isinstance(v, Block) and id(v) not in children for v in inside):
                 message = f"{type(self).__name__}.{name} contains blocks that are not registered as children"
                 warnings.warn(f"{message}; use register_child(), Sequential or HybridSequential.", stacklevel=3)
@@ -344,14 +346,6 @@ Unique parameters in model: {total - shared}"""
 def rows(blocks: dict[str, Any]) -> str:
     """Return the lines `(name): block` of a repr."""
     return "\n".join(f"  ({name}): " + repr(block).replace("\n", "\n  ") for name, block in blocks.items())
-
-
-def _nested(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _nested(each)
-    else:
-        yield value
 
 
 def _shape_text(arrays: Any) -> str:

@@ -15,7 +15,7 @@ from jfit.mxnet import ndarray, symbol
 from jfit.mxnet.files import save_checkpoint
 from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.graph_calls import call_graph
-from jfit.mxnet.gluon.model import adapt, input_names
+from jfit.mxnet.gluon.model import adapt, as_loss, input_names
 from jfit.mxnet.gluon.nesting import flatten, leaves_of, regroup
 from jfit.mxnet.monitor.capture import named_entries
 from jfit.mxnet.ndarray.array import NDArray
@@ -51,7 +51,8 @@ class HybridBlock(Block):
     def __init__(self, prefix: str | None = None, params: Any = None) -> None:
         super().__init__(prefix, params)
         self._active, self._flags = False, []
-        self._in_format = self._out_format = None
+        self._in_format: Any = None
+        self._out_format: Any = None
         self._op_hook: Any = None  # (function, whether it also gets the inputs of operators)
         self._clear_cached_op()
 
@@ -96,9 +97,7 @@ class HybridBlock(Block):
 
     def optimize_for(self, x: Any, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
         """Raise ValueError: jfit has no backends for parts of a graph, because XLA compiles it all; use `hybridize`."""
-        raise ValueError(
-            f"optimize_for(backend={backend!r}): XLA compiles the whole graph, there is no other backend; hybridize()"
-        )
+        raise ValueError(f"optimize_for(backend={backend!r}): XLA compiles the whole graph; call hybridize() instead")
 
     def cast(self, dtype: Any) -> None:
         """Cast parameters and gradients of the block and all its descendants to a dtype."""
@@ -144,9 +143,7 @@ class HybridBlock(Block):
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the output with the operators of `F`; a subclass overrides it."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no hybrid_forward(F, x, ...); a subclass of HybridBlock defines it"
-        )
+        raise NotImplementedError(f"{type(self).__name__} has no hybrid_forward(F, x, ...), which a HybridBlock needs")
 
     def _as_symbols(self, *args: Any) -> Any:
         params = {name: param.var() for name, param in self._reg_params.items()}
@@ -167,19 +164,18 @@ class HybridBlock(Block):
         return self._cached_graph
 
     def _call_cached_op(self, *args: Any) -> Any:
-        if self._cached_params is None:
-            self._build_cache(*args)
+        params = self._build_cache(*args) if self._cached_params is None else self._cached_params
         flat, form = flatten(args, "inputs")
         self._check_structure(form)
         inputs, out = self._cached_graph
         arrays = dict(zip([v.name for v in inputs], [v for v in flat if v is not None], strict=True))
-        arrays.update({name: param.data() for name, param in self._cached_params.items()})
+        arrays.update({name: param.data() for name, param in params.items()})
         return regroup((self._watched if self._op_hook else call_graph)(out, arrays), self._out_format)
 
     def _watched(self, out: Any, arrays: dict[str, Any]) -> list[Any]:
         """Call the graph with the arrays of all operators as further outputs, and the hook for each of them."""
         callback, monitor_all = self._op_hook
-        inside = list(named_entries(out, monitor_all))
+        inside: Any = list(named_entries(out, monitor_all))
         computed = [entry for _, _, entry in inside if entry.node.op is not None]
         values = call_graph(symbol.Symbol((*out.heads, *computed)), arrays)
         rest = iter(values[len(out) :])
@@ -187,8 +183,8 @@ class HybridBlock(Block):
             callback(name.encode(), node.op.name.encode(), arrays[entry.node.name] if entry.node.op is None else next(rest))
         return values[: len(out)]
 
-    def _build_cache(self, *args: Any) -> None:
-        """Make the graph, look up its parameters and infer their shapes."""
+    def _build_cache(self, *args: Any) -> dict[str, Any]:
+        """Make the graph, and return its parameters by name, whose shapes are inferred."""
         inputs, out = self._get_graph(*args)
         needed, params = out.list_inputs(), self.collect_params()
         names = [v.name for v in inputs]
@@ -201,6 +197,7 @@ class HybridBlock(Block):
         used = {n: params[n] for n in needed if n not in names}
         self._values(used, None, *args)
         self._cached_params = used
+        return used
 
     def _values(self, params: dict[str, Any], ctx: Any, *args: Any) -> dict[str, Any]:
         """Return the arrays of parameters; those that wait for their shapes, which `args` determine, are initialized first."""
@@ -221,10 +218,10 @@ class HybridBlock(Block):
 
     def _clear_cached_op(self) -> None:
         self._cached_graph: Any = ()
-        self._cached_params: dict[str, Any] | None = None
+        self._cached_params: Any = None  # parameters of the graph by name
 
     # -------------------------------------------------------------------------------- as a model of JAX
-    _adapted = adapt  # what `jfit.fit` trains, see `jfit.lowering.frameworks`
+    _adapted, _as_loss = adapt, as_loss  # what `jfit.fit` takes as model and as loss
 
     def _lowered(self) -> tuple[Any, list[str]]:
         """Return (graph, names of its inputs) for `jfit.lower`."""
@@ -248,9 +245,7 @@ class HybridBlock(Block):
         try:
             self.infer_shape(*args)
         except Exception as error:
-            raise ValueError(
-                f"the shapes of the parameters of {self.name} cannot be inferred from its inputs: {error}"
-            ) from error
+            raise ValueError(f"parameters of {self.name} have unknown shapes, which its inputs do not show: {error}") from error
 
     def _infer_attrs(self, infer: str, attr: str, *args: Any) -> None:
         inputs, out = self._get_graph(*args)
@@ -258,10 +253,11 @@ class HybridBlock(Block):
         known = {v.name: getattr(array, attr) for v, array in zip(inputs, flat, strict=True)}
         found, _, aux = getattr(out, infer)(**known)
         if found is None:
-            raise ValueError(f"{known} do not determine all of them")
+            raise ValueError(f"{known} are not enough")
         values = dict(zip((*out.list_arguments(), *out.list_auxiliary_states()), (*found, *aux), strict=True))
         for name, param in self.collect_params().items():
-            setattr(param, attr, values[name])
+            if name in values:
+                setattr(param, attr, values[name])
 
     def export(self, path: str | os.PathLike[str], epoch: int = 0, remove_amp_cast: bool = True) -> None:
         """Write the graph to `path-symbol.json` and the parameters to `path-%04d.params`, for Module or `SymbolBlock.imports`.
@@ -279,7 +275,8 @@ class HybridBlock(Block):
         if not self._cached_graph:
             raise RuntimeError(f"{self.name} has no graph to export yet; call hybridize(), then the block, then export()")
         out = self._cached_graph[1]
-        values = {name: param._reduce() for name, param in (self._cached_params or {}).items()}
+        params = self.collect_params()
+        values = {name: params[name]._reduce() for name in out.list_inputs() if name in params}
         aux = {name: values.pop(name) for name in out.list_auxiliary_states() if name in values}
         save_checkpoint(os.fspath(path), epoch, out, values, aux, remove_amp_cast)
 
@@ -319,15 +316,12 @@ class SymbolBlock(HybridBlock):
         for name, attrs in out.attr_dict().items():
             sparse = attrs.get("__storage_type__") == "1"
             assert not sparse, f"parameter {name!r} is row_sparse, which a SymbolBlock does not support; make it dense."
-        args, _, aux = out.infer_type()
-        inputs = {v.name for v in variables}
-        for names, dtypes, options in (
-            (out.list_arguments(), args, {}),
-            (out.list_auxiliary_states(), aux, {"grad_req": "null"}),
-        ):
-            for name, dtype in zip(names, dtypes, strict=True):
-                if name not in inputs:
-                    self.params.get(name, allow_deferred_init=True, dtype=dtype, **options)
+        (args, _, aux), inputs = out.infer_type(), {v.name for v in variables}
+        for name, dtype in zip(out.list_arguments(), args, strict=True):
+            if name not in inputs:
+                self.params.get(name, allow_deferred_init=True, dtype=dtype)
+        for name, dtype in zip(out.list_auxiliary_states(), aux, strict=True):
+            self.params.get(name, grad_req="null", allow_deferred_init=True, dtype=dtype)
         self._cached_graph = variables, out
         common = len(os.path.commonprefix(list(self.params)))  # noqa: RUF071, letters as in MXNet
         self._reg_params = {name[common:]: param for name, param in self.params.items()}
@@ -388,6 +382,10 @@ class SymbolBlock(HybridBlock):
                 family = [start + end for end in (f"{kind}_var", f"{kind}_mean", "gamma", "beta")]
                 for name in family if {*family} <= {*names} else ():
                     self.params[name].cast("float32")
+
+    def reset_ctx(self, ctx: Any) -> None:
+        """Move all parameters to a context, or to a list of them."""
+        self.collect_params().reset_ctx(ctx)
 
     def _call_arguments(self, inputs: Sequence[str] | None = None) -> Any:
         return super()._call_arguments([v.name for v in self._cached_graph[0]] if inputs is None else inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -89,3 +90,14 @@ def adapt(block: Any, params: Any = None, aux: Any = None, inputs: Any = None) -
     if any(param._deferred is not None for param in block.collect_params().values()):
         return Adapted(NAME, apply, call, restore, init=init)
     return Adapted(NAME, apply, call, restore, *values())
+
+
+def as_loss(block: Any) -> Callable[[Any, Any], Any]:
+    """Return the function (output, label) -> losses of a block without parameters, such as those of `mx.gluon.loss`."""
+    out, _ = flatten(block(symbol.var("output"), symbol.var("label")), "outputs")
+    model = lower(Graph(symbol.Group(out).heads), inputs=["output", "label"])
+
+    def loss(output: Any, label: Any) -> Any:
+        return model.apply({}, {}, {"output": output, "label": label}, train=True)[0][0]
+
+    return loss

@@ -10,9 +10,9 @@ from jfit.mxnet.ndarray.array import NDArray
 
 
 def leaves_of(args: Any) -> Iterator[Any]:
-    """Yield what is in nested lists and tuples."""
-    if isinstance(args, (list, tuple)):
-        for each in args:
+    """Yield what is in nested lists, tuples and dicts."""
+    if isinstance(args, (list, tuple, dict)):
+        for each in args.values() if isinstance(args, dict) else args:
             yield from leaves_of(each)
     else:
         yield args

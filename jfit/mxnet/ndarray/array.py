@@ -92,7 +92,7 @@ class NDArray(MutableArray):
     def context(self) -> Context:
         """The device of the array; does not compute the values of a recorded array."""
         entry = self._entry
-        return context_of(self.value) if entry is None or self.has_value else entry[0].context(entry[1])
+        return context_of(self.value if entry is None else entry[0].places[entry[1]])
 
     ctx = context
 

@@ -101,14 +101,19 @@ def run(call: Call, arrays: Sequence[Any], kind: Any = MutableArray) -> list[Any
         arrays = [_mutable(a) for a in arrays]
         if is_tracked(arrays):
             return tape.record(call, arrays, kind)
-    values = [on_device(a) for a in arrays]
-    key = jax.random.key_data(keys.next_key()) if call.op.needs_rng else None
+    values = [v if isinstance(v := as_array(a), jax.Array) else on_device(v) for a in arrays]
+    key = jax.random.key_data(keys.next_key()) if call.is_random else None
     try:
-        fn = _numpy_function(call.op.name, values)
+        fn = _numpy_function(call.op.name, values) if host.computes else None
         outputs = call.run[mode.training](key, *values) if fn is None else (fn(*values),)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise refused(call, values, error) from error
-    return [kind(o) for o in outputs]
+    results = []
+    for output in outputs:  # `kind(output)`, without looking at the type of the output
+        result = kind.__new__(kind)
+        result.value = output
+        results.append(result)
+    return results
 
 
 def call(
@@ -201,7 +206,7 @@ def on_device(value: Any) -> Any:
 
 def _numpy_function(name: str, values: Sequence[Any]) -> Callable[..., Any] | None:
     """Return the function with which NumPy computes an operator in the Python code of a custom operator; None: JAX does."""
-    if not host.computes or not all(isinstance(v, np.ndarray) for v in values) or len({v.dtype for v in values}) > 1:
+    if not all(isinstance(v, np.ndarray) for v in values) or len({v.dtype for v in values}) > 1:
         return None
     fn = _NUMPY.get(name) if jnp.issubdtype(values[0].dtype, jnp.floating) else None
     return fn and np.errstate(all="ignore")(fn)
@@ -232,17 +237,21 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
     known: dict[Any, Call] = {}  # by the arguments, without the arrays
 
     def call(*args: Any, out: Any = None, name: str | None = None, **kwargs: Any) -> Any:
-        key = (*[_ARRAY if isinstance(a, MutableArray) else a for a in args], _ARRAY, *kwargs.items())
+        where = [isinstance(a, MutableArray) for a in args]
+        count = sum(where)
+        key: Any = count
+        arrays: Sequence[Any] = args
+        if kwargs or count < len(args):
+            key = (*[_ARRAY if is_one else a for a, is_one in zip(args, where, strict=True)], _ARRAY, *kwargs.items())
+            arrays = [a for a, is_one in zip(args, where, strict=True) if is_one]
         try:
             prepared = known.get(key)
         except TypeError:  # an argument is not hashable
             key = prepared = None
         if prepared is None:
             arrays, prepared = read(args, kwargs)
-            if key is not None and len(arrays) == key.count(_ARRAY) - 1 and len(known) < 256:
+            if key is not None and len(arrays) == count and len(known) < 256 and op.resolve is None:
                 known[key] = prepared
-        else:
-            arrays = [a for a in args if isinstance(a, MutableArray)]
         results = run(prepared, arrays, kind)
         return results[0] if out is None and len(results) == 1 else _write_out(results, out)
 

@@ -162,7 +162,7 @@ def put_like(value: Any, weight: Any) -> Array:
 
 
 # ------------------------------------------------------------------------------------------------ a state in MXNet's nesting
-def state_to_mxnet(optimizer: Any, slots: Slots) -> Any:
+def state_to_mxnet(optimizer: Any, slots: Slots, names: Sequence[str] | None = None) -> Any:
     """Convert the slots of one parameter to MXNet's nested state: None, an array, or a (nested) tuple of arrays.
 
     Slots that MXNet does not store in states (`Optimizer.hidden_slots`) are left out.
@@ -170,6 +170,7 @@ def state_to_mxnet(optimizer: Any, slots: Slots) -> Any:
     Args:
         optimizer: the optimizer of the parameter; it determines the nesting.
         slots: values in the order of `slot_names`.
+        names: the result of `slot_names`, if the caller has it.
 
     Returns:
         MXNet's state, with the same leaves.
@@ -181,7 +182,7 @@ def state_to_mxnet(optimizer: Any, slots: Slots) -> Any:
         >>> state_to_mxnet(SGD(multi_precision=True), (3,)), state_to_mxnet(Adam(multi_precision=True), (1, 2, 3))
         ((None, 3), (3, (1, 2)))
     """
-    by_name = dict(zip(slot_names(optimizer), slots, strict=True))
+    by_name = dict(zip(slot_names(optimizer) if names is None else names, slots, strict=True))
     master = by_name.pop(MASTER, None)
     state = optimizer.nested(tuple(value for name, value in by_name.items() if name not in optimizer.hidden_slots))
     if master is None:
@@ -189,7 +190,7 @@ def state_to_mxnet(optimizer: Any, slots: Slots) -> Any:
     return (state, master) if optimizer.master_last else (master, state)
 
 
-def state_from_mxnet(optimizer: Any, nested: Any, small: bool = False) -> Slots | None:
+def state_from_mxnet(optimizer: Any, nested: Any, small: bool = False, names: Sequence[str] | None = None) -> Slots | None:
     """Convert MXNet's nested state of one parameter to a tuple of slots.
 
     A state is ignored if the rule has none (momentum 0).  Slots that MXNet does not store in states
@@ -199,6 +200,7 @@ def state_from_mxnet(optimizer: Any, nested: Any, small: bool = False) -> Slots 
         optimizer: the optimizer of the parameter; it determines the slots.
         nested: None, an array, or nested tuples of arrays.
         small: whether the weight has 16 bits, so that its state includes a float32 master.
+        names: the result of `slot_names`, if the caller has it.
 
     Returns:
         Arrays in the order of `slot_names`; None if the rule has slots but `nested` is None (not initialized).
@@ -212,7 +214,7 @@ def state_from_mxnet(optimizer: Any, nested: Any, small: bool = False) -> Slots 
         >>> [slot.shape for slot in state_from_mxnet(SGD(momentum=0.9), np.ones(2))]
         [(2,)]
     """
-    names = slot_names(optimizer)
+    names = slot_names(optimizer) if names is None else names
     stored = [name for name in names if name != MASTER and name not in optimizer.hidden_slots]
     has_master = MASTER in names and small
     if not stored and not has_master:
@@ -241,7 +243,7 @@ def existing_states(optimizer: Any, indices: Sequence[Any], nested: Sequence[Any
     names, states = slot_names(optimizer), []
     hides = not optimizer.hidden_slots.isdisjoint(names)
     for index, state, weight in zip(indices, nested, weights, strict=True):
-        slots = state_from_mxnet(optimizer, state, is_small(weight))
+        slots = state_from_mxnet(optimizer, state, is_small(weight), names)
         if slots is None:
             raise ValueError(f"the optimizer state of parameter {index!r} is None; create it with create_state(index, weight).")
         if hides:

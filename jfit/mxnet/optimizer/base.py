@@ -513,9 +513,10 @@ class Optimizer:
         slots = existing_states(self, index, state, weights)
         new, after = apply_update(self, index, weights, [gradient_of(g) for g in grad], slots, one_by_one)
         store_hidden(self, index, after)
+        names = slot_names(self)
         for box, value, old, columns in zip(weight, new, state, after, strict=True):
             replace(box, value)
-            for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(self, columns)), strict=False):
+            for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(self, columns, names)), strict=False):
                 replace(part, column)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:

@@ -27,6 +27,7 @@ class Call:
         build: compiles a function.
 
     Attributes:
+        is_random: whether it takes a key.
         aux: positions of the auxiliary states among the inputs.
         run: for each training mode (False, True) the compiled function (key data or None, *inputs) -> visible outputs, a tuple.
         pull: for each mode the compiled function (key data or None, inputs, cotangents of the outputs) -> (cotangents of the
@@ -34,7 +35,7 @@ class Call:
     """
 
     def __init__(self, op: Op, params: Attrs, build: Callable[..., Any] = jax.jit) -> None:
-        self.op, self.params = op, params
+        self.op, self.params, self.is_random = op, params, op.needs_rng
         count = len(op.input_names(params))
         self.aux = tuple(range(count, count + len(op.aux)))
         # keep_unused: zeros_like does not read its input, but its output must be on the input's device

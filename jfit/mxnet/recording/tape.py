@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from jfit.mxnet import keys
-from jfit.mxnet.context import Context, context_of
 from jfit.mxnet.recording.calls import Call
 from jfit.mxnet.recording.plan import Plan
 from jfit.mxnet.recording.steps import MAX_STEPS, Step
@@ -39,6 +38,7 @@ class Tape:
         step: the last step.
         serial: number of the tape; a tape depends on tapes with lower numbers only.
         values: the array of each slot, None for a result that is not computed.
+        places: an array on the device of each slot.
         owners: slot of a leaf -> its NDArray.
         sources: slot of a leaf that was computed from variables elsewhere -> (tape, slot) or `Pull`.
     """
@@ -48,12 +48,12 @@ class Tape:
             _root[0], Step.count = Step(None, ()), 0
         self.step, self.serial = _root[0], next(_serials)
         self.values: list[Any] = []
+        self.places: list[Any] = []
         self.owners: dict[int, Any] = {}
         self.sources: dict[int, Any] = {}
         self._results: dict[int, weakref.ref[Any]] = {}
         self._slots: dict[int, int] = {}  # id of a variable, or of the value of a constant -> slot
         self._key: Any = None
-        self._contexts: dict[int, Context] = {}
 
     # ---------------------------------------------------------------------------------------------- recording
     def record(self, call: Call, arrays: Sequence[Any], kind: Any) -> list[Any]:
@@ -66,27 +66,15 @@ class Tape:
         key = call, mode.training, inputs
         step = self.step.next.get(key) or self.step.operation(key)
         self.step = step
-        values, results, made = self.values, self._results, []
+        values, results, made, place = self.values, self._results, [], self.places[inputs[0]]
         for slot in range(step.first, len(step.specs)):
             array = kind.__new__(kind)
             array._entry = self, slot
             values.append(None)
+            self.places.append(place)
             results[slot] = weakref.ref(array)
             made.append(array)
         return made
-
-    def context(self, slot: int) -> Context:
-        """Return the device of a slot without computing it: that of the first input of its operation."""
-        step, above, found = self.step, [], self._contexts.get(slot)
-        while found is None and self.values[slot] is None:
-            while step.first > slot:
-                step = step.parent  # type: ignore[assignment]
-            above.append(slot)
-            slot = step.inputs[0]
-            found = self._contexts.get(slot)
-        found = context_of(self.values[slot]) if found is None else found
-        self._contexts.update(dict.fromkeys(above, found))
-        return found
 
     def replace(self, result: Any, array: Any) -> None:
         """Let another NDArray be a result from now on."""
@@ -111,6 +99,7 @@ class Tape:
         key = value.shape, value.dtype, request
         self.step = self.step.next.get(key) or self.step.leaf(key)
         self.values.append(value)
+        self.places.append(value)
         self.owners[self.step.first] = array
         return self.step.first
 

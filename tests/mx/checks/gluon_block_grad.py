@@ -279,3 +279,59 @@ def check_symbol_block_gradients(mx):
     found["mean"] = net.running_mean.data()
     found["again"] = block(x)
     return found
+
+
+def check_inputs_as_outputs(mx):
+    class Take(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, array, index):
+            return array.take(index), index
+
+    class Foo(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, a, b):
+            return b * 3 if a is None else a * 2 if b is None else a + b
+
+    class Nest(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.three = Foo(prefix="f1_"), Foo(prefix="f2_"), Foo(prefix="f3_")
+
+        def hybrid_forward(self, F, a, b):
+            inner = self.one(a, b)
+            return self.three(self.two(a, inner), b)
+
+    class Add(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, a, b):
+            return (sum(a) if isinstance(a, (list, tuple)) else a) + b
+
+    class Slice(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return x[:, 0:1]
+
+    found, ones = {}, mx.nd.ones(2)
+    for mode in ("plain", "hybrid"):
+        take = Take()
+        take.hybridize(mode == "hybrid")
+        array, index = mx.nd.arange(3), mx.nd.array([2])
+        array.attach_grad()
+        with mx.autograd.record():
+            row, _ = take(array, index)
+        row.backward()
+        found[f"{mode} take"] = array.grad
+        for k, args in enumerate([(None, ones), (ones, None), (ones, ones), (None, None)]):
+            for kind in (Foo, Nest):
+                block = kind()
+                block.hybridize(mode == "hybrid")
+                found[f"{mode} {kind.__name__} {k}"] = raised(block, *args) if k == 3 else block(*args)
+        for k, args in enumerate([(ones, 1), (ones, "x"), ([ones, ones], ones), (ones, [])]):
+            block = Add()
+            block.hybridize(mode == "hybrid")
+            found[f"{mode} add {k}"] = raised(block, *args)
+        block = Slice()
+        block.hybridize(mode == "hybrid")
+        found[f"{mode} slice"] = raised(block, mx.nd.ones((2, 3)))
+    inner = ready(mx, prefix="net_")(mx.sym.Variable("data")).get_internals()
+    block = mx.gluon.SymbolBlock(inner, mx.sym.Variable("data"))
+    block.initialize(mx.init.One())
+    found["all internals"] = block(mx.nd.array(X))
+    found["symbols of internals"] = [s.name for s in block(mx.sym.Variable("in"))]
+    return found

@@ -48,7 +48,7 @@ def check_summary(mx):
     nn = mx.gluon.nn
     net = ready(mx)
     layers = nn.HybridSequential()
-    layers.add(nn.Dense(4, activation="relu"), nn.BatchNorm(), nn.Dropout(0.5), nn.Dense(2))
+    layers.add(nn.Dense(4, activation="relu", prefix="d_"), nn.BatchNorm(), nn.Dropout(0.5), nn.Dense(2))
     layers.initialize()
     shared = nn.HybridSequential()
     shared.add(nn.Dense(3, in_units=3))

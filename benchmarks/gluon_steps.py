@@ -1,0 +1,197 @@
+"""Operators on NDArrays, and training steps written with gluon, against jax.numpy, a hand-written JAX step, and MXNet.
+
+    python -m benchmarks.gluon_steps                       # jfit and hand-written JAX, on one core
+    python -m benchmarks.gluon_steps --mxnet PATH          # and MXNet 1.9.1, in its own Python interpreter
+    python -m benchmarks.gluon_steps --json
+
+CPU milliseconds of one training step (forward pass, backward pass, `Trainer.step` of SGD, batch 64, the result awaited) of an
+MLP (784-128-64-10) and LeNet, as a Block and hybridized; microseconds of one operator on arrays of 4 x 4, which is its
+dispatch; milliseconds to record 100 operations.  Medians; the processes take turns for `--rounds` rounds, and the minimum
+of each figure over the rounds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+BATCH = 64
+
+
+def median_time(run: Any, repeat: int, number: int = 1) -> float:
+    """Return the median CPU seconds of one call."""
+    times = []
+    for _ in range(repeat):
+        start = time.process_time()
+        for _ in range(number):
+            run()
+        times.append((time.process_time() - start) / number)
+    return sorted(times)[repeat // 2]
+
+
+def gluon_figures(mx: Any) -> dict[str, float]:
+    """Measure steps, operators and recording with MXNet's names (of jfit.mx or of MXNet itself)."""
+    import numpy as np
+
+    nn, rs, found = mx.gluon.nn, np.random.RandomState(0), {}
+
+    def mlp() -> list[Any]:
+        return [nn.Dense(128, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(10)]
+
+    def lenet() -> list[Any]:
+        convolutions = [nn.Conv2D(20, 5, activation="tanh"), nn.MaxPool2D(2, 2), nn.Conv2D(50, 5, activation="tanh")]
+        return [*convolutions, nn.MaxPool2D(2, 2), nn.Flatten(), nn.Dense(500, activation="tanh"), nn.Dense(10)]
+
+    for name, layers, shape in (("mlp", mlp, (BATCH, 784)), ("lenet", lenet, (BATCH, 1, 28, 28))):
+        x, y = mx.nd.array(rs.rand(*shape)), mx.nd.array(rs.randint(0, 10, BATCH))
+        for hybrid in (False, True):
+            net = nn.HybridSequential()
+            net.add(*layers())
+            net.initialize(mx.init.Xavier())
+            if hybrid:
+                net.hybridize()
+            loss, trainer = mx.gluon.loss.SoftmaxCrossEntropyLoss(), mx.gluon.Trainer(net.collect_params(), "sgd")
+
+            def step(net: Any = net, loss: Any = loss, trainer: Any = trainer, x: Any = x, y: Any = y) -> None:
+                with mx.autograd.record():
+                    error = loss(net(x), y)
+                error.backward()
+                trainer.step(BATCH)
+                mx.nd.waitall()
+
+            for _ in range(5):
+                step()
+            found[f"{name} {'hybridized' if hybrid else 'step'}, ms"] = median_time(step, 40) * 1e3
+    a, b = mx.nd.array(rs.rand(4, 4)), mx.nd.array(rs.rand(4, 4))
+    operations = {"add": lambda: a + b, "scalar": lambda: a * 2.5, "exp": lambda: mx.nd.exp(a), "dot": lambda: mx.nd.dot(a, b)}
+    operations |= {"sum": lambda: mx.nd.sum(a, axis=1), "relu": lambda: mx.nd.relu(a), "slice": lambda: a[1:3]}
+    for name, run in operations.items():
+        run()
+        found[f"{name}, us"] = median_time(run, 40, 100) * 1e6
+        mx.nd.waitall()
+    a.attach_grad()
+
+    def record() -> None:
+        with mx.autograd.record():
+            z = a
+            for _ in range(50):
+                z = mx.nd.relu(z * b)
+
+    record()
+    found["recording 100 operations, ms"] = median_time(record, 40) * 1e3
+    return found
+
+
+def jax_figures() -> dict[str, float]:
+    """Measure hand-written steps and jax.numpy."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import lax
+
+    rs, found = np.random.RandomState(0), {}
+
+    def weights(*shapes: tuple[int, ...]) -> list[Any]:
+        return [jnp.asarray(rs.randn(*s) * 0.05, "float32") for s in shapes]
+
+    def dense(w: Any, b: Any, h: Any) -> Any:
+        return h @ w + b
+
+    def mlp(p: Any, x: Any) -> Any:
+        h = jax.nn.relu(dense(*p[:2], x))
+        return dense(*p[4:], jax.nn.relu(dense(*p[2:4], h)))
+
+    def lenet(p: Any, x: Any) -> Any:
+        for w, b in (p[:2], p[2:4]):
+            x = lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            n, h, v, c = (x := jnp.tanh(x + b)).shape
+            x = x.reshape(n, h // 2, 2, v // 2, 2, c).max((2, 4))  # faster than reduce_window
+        return dense(*p[6:], jnp.tanh(dense(*p[4:6], x.reshape(BATCH, -1))))
+
+    nets = {
+        "mlp": (mlp, (BATCH, 784), weights((784, 128), (128,), (128, 64), (64,), (64, 10), (10,))),
+        "lenet": (
+            lenet,
+            (BATCH, 28, 28, 1),
+            weights((5, 5, 1, 20), (20,), (5, 5, 20, 50), (50,), (800, 500), (500,), (500, 10), (10,)),
+        ),
+    }
+    for name, (net, shape, params) in nets.items():
+        x, y = jnp.asarray(rs.rand(*shape), "float32"), jnp.asarray(rs.randint(0, 10, BATCH))
+
+        def loss(p: Any, net: Any = net, x: Any = x, y: Any = y) -> Any:
+            return -jnp.take_along_axis(jax.nn.log_softmax(net(p, x)), y[:, None], 1).sum()
+
+        @jax.jit
+        def step(p: Any, loss: Any = loss) -> Any:
+            value, gradients = jax.value_and_grad(loss)(p)
+            return value, jax.tree.map(lambda a, g: a - 0.01 / BATCH * g, p, gradients)
+
+        state = [params]
+
+        def run(step: Any = step, state: Any = state) -> None:
+            _, state[0] = jax.block_until_ready(step(state[0]))
+
+        for _ in range(5):
+            run()
+        found[f"{name} hybridized, ms"] = found[f"{name} step, ms"] = median_time(run, 40) * 1e3
+    a, b = jnp.asarray(rs.rand(4, 4), "float32"), jnp.asarray(rs.rand(4, 4), "float32")
+    operations = {"add": lambda: a + b, "scalar": lambda: a * 2.5, "exp": lambda: jnp.exp(a), "dot": lambda: jnp.dot(a, b)}
+    operations |= {"sum": lambda: jnp.sum(a, axis=1), "relu": lambda: jax.nn.relu(a), "slice": lambda: a[1:3]}
+    for name, operation in operations.items():
+        operation()
+        found[f"{name}, us"] = median_time(operation, 40, 100) * 1e6
+    return found
+
+
+def _measure(leg: str) -> None:
+    if leg == "hand":
+        print(json.dumps(jax_figures()))
+        return
+    if leg == "jfit":
+        import jfit.mx as mx
+    else:
+        import mxnet as mx  # type: ignore[import-not-found]
+    print(json.dumps(gluon_figures(mx)))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure all legs in processes of their own, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mxnet", help="path of a Python interpreter that has Apache MXNet 1.9.1")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args(argv)
+    pythons = {"jfit": sys.executable, "hand": sys.executable} | ({"mxnet": arguments.mxnet} if arguments.mxnet else {})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    best: dict[str, dict[str, float]] = {leg: {} for leg in pythons}
+    for _ in range(arguments.rounds):
+        for leg, python in pythons.items():
+            command = [python, str(Path(__file__).resolve()), "--leg", leg]
+            output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+            for name, value in json.loads(output.splitlines()[-1]).items():
+                best[leg][name] = min(value, best[leg].get(name, value))
+    if arguments.json:
+        print(json.dumps(best))
+        return
+    print(f"| | {' | '.join(pythons)} | hand / jfit |" + (" mxnet / jfit |" if arguments.mxnet else ""))
+    print("|---|" + "---:|" * (len(pythons) + 1 + bool(arguments.mxnet)))
+    for name, value in best["jfit"].items():
+        cells = [f"{best[leg][name]:.3g}" if name in best[leg] else "" for leg in pythons]
+        ratios = [f"{best[leg][name] / value:.2f}" if name in best[leg] else "" for leg in pythons if leg != "jfit"]
+        print(f"| {' | '.join([name, *cells, *ratios])} |")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--leg"]:
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+        _measure(sys.argv[2])
+    else:
+        main()
