@@ -268,6 +268,11 @@ def check_amp_lists(mx):
     ):
         lists = {"fp32": amp.list_fp32_ops, "both": amp.list_lp16_fp32_ops, "widest": amp.list_widest_type_cast}
         values[name] = [k for k, names in lists.items() if name in names("float16")]
+    for kind in ("int32", "uint8", "float32", "float16"):
+        cast = [mx.nd.amp_cast(mx.nd.array([1, 2], dtype=kind), dtype=to) for to in ("float16", "float32")]
+        values[f"amp_cast of {kind}"] = [np.dtype(a.dtype).name for a in cast]
+    net = mx.sym.amp_cast(mx.sym.Variable("x"), dtype="float16")
+    values["amp_cast types"] = [[np.dtype(t).name for t in net.infer_type(x=k)[1]] for k in ("float32", "int32", "uint8")]
     values["not initialized"] = raised(amp.init_trainer, 3)
     return values
 
