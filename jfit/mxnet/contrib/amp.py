@@ -184,7 +184,8 @@ def convert_symbol(
     given = [target_dtype_ops, fp32_ops, [c[0] for c in conditional_fp32_ops or ()]]
     names = [n for part in given for n in part or ()]
     assert len(names) == len(set(names)), f"an operator is in two lists: {sorted({n for n in names if names.count(n) > 1})}"
-    policy, excluded = _policy(target_dtype, *given[:2], conditional_fp32_ops), set(excluded_sym_names or ())
+    policy = _policy(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops)
+    excluded = set(excluded_sym_names or ())
     casts: dict[Any, Entry] = {}
 
     def swap(node: Node, inputs: tuple[Entry, ...]) -> Node | None:
@@ -200,11 +201,14 @@ def convert_symbol(
 def _without_casts(heads: tuple[Entry, ...], dtype: str, data_names: set[str]) -> tuple[Entry, ...]:
     """Return a graph whose parameters have the dtype of their only users, casts, which are removed."""
     nodes = topological(heads)
-    users = {id(n): [u for u in nodes if any(e.node is n for e in u.inputs)] for n in nodes if n.op is None}
+    users: dict[int, list[Any]] = {}
+    for user in nodes:
+        for entry in user.inputs:
+            users.setdefault(id(entry.node), []).append(user)
     code = {"float16": "2", "bfloat16": "12"}[dtype]
     low: dict[int, Entry] = {}
     for node in nodes:
-        of_node = users.get(id(node), [])
+        of_node = [] if node.op else users.get(id(node), [])
         if of_node and node.name not in data_names and all(u.op.name == "amp_cast" for u in of_node):
             new = Entry(Node(None, node.raw_name, {**node.attrs, "__dtype__": code}), 0)
             low |= {id(u): new for u in of_node}

@@ -146,7 +146,7 @@ class _TokenEmbedding(Vocabulary):
         self._set_tokens([*self.idx_to_token, *vectors])
         first = own if own is not None else (unknown or zeros)(shape=self.vec_len).asnumpy()
         rest = np.zeros((len(self.idx_to_token) - len(vectors) - 1, self.vec_len))  # reserved tokens
-        self.idx_to_vec = array(np.concatenate([[first], rest, np.reshape([*vectors.values()], (-1, self.vec_len))]))
+        self.idx_to_vec = array(np.array([first, *rest, *vectors.values()]))
         if vocabulary is not None:
             self._index(vocabulary, [self])
 

@@ -83,7 +83,8 @@ class Trainer:
         self._optimizer = self._resolved_optimizer(optimizer, dict(optimizer_params or {}))
         self._updaters = [self._updater_class(self._optimizer) for _ in self._contexts]
         self._scale = self._optimizer.rescale_grad
-        self._amp_loss_scaler: Any = None  # of `mx.contrib.amp.init_trainer`
+        self._amp_loss_scaler: Any = None  # set by `mx.contrib.amp.init_trainer`
+        self._amp_original_scale = self._scale
         self._kvstore: Any = None
         self._reset_kvstore()
 

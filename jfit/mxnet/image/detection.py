@@ -62,7 +62,7 @@ class DetBorrowAug(DetAugmenter):
         if not isinstance(augmenter, Augmenter):
             raise TypeError(f"DetBorrowAug takes an Augmenter, got {type(augmenter).__name__}")
         super().__init__()
-        self.augmenter = augmenter
+        self.augmenter: Any = augmenter
 
     def dumps(self) -> Any:
         """Return the list [name, `dumps()` of the augmenter]."""
@@ -272,7 +272,7 @@ class DetRandomPadAug(_DetRandomArea):
         if not found:
             return src, label
         x, y, w, h, label = found
-        color = {"value" if np.isscalar(self.pad_val) else "values": self.pad_val}
+        color: Any = {"value" if np.isscalar(self.pad_val) else "values": self.pad_val}
         return copyMakeBorder(src, y, h - y - height, x, w - x - width, _CONSTANT, **color), label
 
     def _rectangle(self, ratio: float, heights: Any, areas: Any, label: np.ndarray, height: int, width: int) -> Any:
