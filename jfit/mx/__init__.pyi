@@ -27,11 +27,12 @@ from jfit.mxnet.util import (
 )
 
 contrib: typing.Any
+onnx: typing.Any
 __version__: str
 __all__ = [
     "AttrScope", "Context", "Executor", "MXNetError", "attribute", "autograd", "base", "callback", "context", "contrib", "cpu",
     "cpu_pinned", "current_context", "executor", "gluon", "gpu", "image", "img", "init", "initializer", "io", "is_np_array",
     "is_np_shape", "kv", "kvstore", "lr_scheduler", "metric", "mod", "model", "module", "mon", "monitor", "name", "nd",
-    "ndarray", "np_array", "np_shape", "num_gpus", "operator", "optimizer", "random", "recordio", "rnd", "rnn", "set_np_shape",
-    "sym", "symbol", "tpu", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
+    "ndarray", "np_array", "np_shape", "num_gpus", "onnx", "operator", "optimizer", "random", "recordio", "rnd", "rnn",
+    "set_np_shape", "sym", "symbol", "tpu", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]

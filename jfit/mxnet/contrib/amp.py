@@ -90,6 +90,13 @@ def init(
 
     Raises:
         AssertionError: another dtype.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> init("bfloat16")
+        >>> mx.nd.FullyConnected(mx.nd.ones((1, 3)), mx.nd.ones((2, 3)), num_hidden=2, no_bias=True).dtype.__name__
+        'bfloat16'
+        >>> active.policy = None  # undo it for the other examples
     """
     if active.policy is None:
         _LOG.info("Using AMP")
@@ -110,6 +117,12 @@ def init_trainer(optimizer_or_trainer: Any) -> None:
     Raises:
         AssertionError: `init` has not been called.
         TypeError: it is no Trainer.
+
+    Example:
+        >>> init_trainer(None)
+        Traceback (most recent call last):
+        ...
+        AssertionError: amp.init_trainer needs amp.init(), called before the network is made
     """
     assert active.policy is not None, "amp.init_trainer needs amp.init(), called before the network is made"
     trainer = _trainer(optimizer_or_trainer)
@@ -132,6 +145,10 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any) -> Iterator[Any]:
 
     Raises:
         AssertionError: `init_trainer` has not been called.
+
+    Example:
+        >>> with scale_loss(loss, trainer) as scaled:  # doctest: +SKIP
+        ...     scaled.backward()
     """
     scaler = getattr(optimizer_or_trainer, "_amp_loss_scaler", None)
     assert scaler is not None, "the trainer has no loss scale: call amp.init_trainer(trainer) first"
@@ -147,6 +164,12 @@ def unscale(optimizer_or_trainer: Any) -> None:
 
     Raises:
         TypeError: it is no Trainer.
+
+    Example:
+        >>> unscale(None)
+        Traceback (most recent call last):
+        ...
+        TypeError: mixed precision works with a gluon Trainer, got NoneType
     """
     trainer = _trainer(optimizer_or_trainer)
     for param in trainer._params:
@@ -179,6 +202,12 @@ def convert_symbol(
 
     Raises:
         AssertionError: `sym` is no Symbol, another dtype, or an operator in two lists.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> net = mx.sym.exp(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="fc"), name="e")
+        >>> convert_symbol(net, fp32_ops=["exp"]).get_internals().list_outputs()[-2:]
+        ['fc_amp_cast_float32_output', 'e_output']
     """
     assert isinstance(sym, Symbol), f"the first argument is a Symbol, got {type(sym).__name__}"
     given = [target_dtype_ops, fp32_ops, [c[0] for c in conditional_fp32_ops or ()]]
@@ -239,6 +268,12 @@ def convert_model(
 
     Raises:
         AssertionError: an argument of another type, see also `convert_symbol`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> net = mx.sym.exp(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="fc"), name="e")
+        >>> convert_model(net, {"fc_weight": mx.nd.ones((2, 3))}, {}, cast_optional_params=True)[1]["fc_weight"].dtype
+        <class 'numpy.float16'>
     """
     for params in (arg_params, aux_params):
         assert isinstance(params, dict), f"parameters are a dict by name, got {type(params).__name__}"
@@ -274,6 +309,18 @@ def convert_hybrid_block(
 
     Raises:
         RuntimeError: the block has not been hybridized and called.
+
+    Returns:
+        SymbolBlock.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> net = mx.sym.exp(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="fc"), name="e")
+        >>> block = mx.gluon.SymbolBlock(net, mx.sym.Variable("data"))
+        >>> block.initialize()
+        >>> _ = block(mx.nd.zeros((1, 3)))
+        >>> convert_hybrid_block(block)(mx.nd.zeros((1, 3))).asnumpy().tolist()
+        [[1.0, 1.0]]
     """
     assert isinstance(block, HybridBlock), f"block is a HybridBlock, got {type(block).__name__}"
     if not block._cached_graph:
@@ -295,29 +342,42 @@ def convert_bucketing_module(bucketing_mod: Any, *args: Any, **kwargs: Any) -> A
 
 
 # ------------------------------------------------------------------------------------------------ lists
-def _list(kind: str) -> Any:
-    def names(target_dtype: Any) -> list[str]:
-        return default_lists(_name(target_dtype) == "bfloat16")[kind]
+_FLOAT32_PARAMS = ["", "gamma", "beta", "moving_mean", "moving_var"]
+# function -> (what it lists, kind or list for float16, kind or list for bfloat16)
+_LISTS: dict[str, tuple[str, Any, Any]] = {
+    "list_lp16_ops": ("the operators that compute in 16 bits", LOW, LOW),
+    "list_fp32_ops": ("the operators that compute with float32", FULL, FULL),
+    "list_lp16_fp32_ops": ("the operators that compute in the dtype of their inputs", EITHER, EITHER),
+    "list_widest_type_cast": ("the operators whose inputs are cast to the widest of their dtypes", WIDEST, WIDEST),
+    "list_conditional_fp32_ops": ("(operator, attribute, values at which it computes with float32)", CONDITIONAL, CONDITIONAL),
+    "list_loss_output_functions": ("the output heads", LOSSES, LOSSES),
+    "list_lp16_use_fp32_params": (
+        "the float32 parameters of operators that read 16-bit data", None, dict.fromkeys(("BatchNorm", "BatchNormWithReLU"), _FLOAT32_PARAMS)
+    ),
+}  # fmt: skip
 
+
+def _list(name: str, what: str, *values: Any) -> Any:
+    def names(target_dtype: Any) -> Any:
+        value = values[_name(target_dtype) == "bfloat16"]
+        return default_lists(_name(target_dtype) == "bfloat16")[value] if isinstance(value, str) else value
+
+    names.__name__ = names.__qualname__ = name
+    names.__doc__ = f"""List {what}.
+
+    Args:
+        target_dtype: "float16" or "bfloat16".
+
+    Returns:
+        A list; for `list_lp16_use_fp32_params` a dict by operator, or None.
+
+    Example:
+        >>> _ = {name}("float16")
+    """
     return names
 
 
-list_lp16_ops, list_fp32_ops, list_lp16_fp32_ops, list_widest_type_cast = map(_list, (LOW, FULL, EITHER, WIDEST))
-
-
-def list_conditional_fp32_ops(target_dtype: Any) -> list[tuple[str, str, list[str]]]:
-    """Return (operator name, attribute, values at which it computes with float32)."""
-    _name(target_dtype)
-    return CONDITIONAL
-
-
-def list_loss_output_functions(target_dtype: Any) -> list[str]:
-    """Return the names of the output heads."""
-    _name(target_dtype)
-    return LOSSES
-
-
-def list_lp16_use_fp32_params(target_dtype: Any) -> dict[str, list[str]] | None:
-    """Return for operators that read 16-bit data with float32 parameters the names of these; None for float16."""
-    names = ["", "gamma", "beta", "moving_mean", "moving_var"]
-    return {"BatchNormWithReLU": names, "BatchNorm": names} if _name(target_dtype) == "bfloat16" else None
+(
+    list_lp16_ops, list_fp32_ops, list_lp16_fp32_ops, list_widest_type_cast, list_conditional_fp32_ops,
+    list_loss_output_functions, list_lp16_use_fp32_params,
+) = (_list(name, *row) for name, row in _LISTS.items())  # fmt: skip

@@ -18,7 +18,18 @@ from jfit.mxnet.ndarray.create import zeros
 
 # ------------------------------------------------------------------------------------------------ contrib.autograd
 def set_is_training(is_train: bool) -> bool:
-    """Set both training mode and recording; returns whether operations were recorded before."""
+    """Set both training mode and recording.
+
+    Args:
+        is_train: whether to train and record.
+
+    Returns:
+        Whether operations were recorded before.
+
+    Example:
+        >>> set_is_training(True), set_is_training(False)
+        (False, True)
+    """
     autograd.set_training(is_train)
     return autograd.set_recording(is_train)
 
@@ -46,23 +57,60 @@ class TrainingStateScope:
 
 
 def train_section() -> TrainingStateScope:
-    """Context manager for code to differentiate, see `mx.autograd.record`."""
+    """Context manager for code to differentiate, see `mx.autograd.record`.
+
+    Example:
+        >>> with train_section():
+        ...     autograd.is_recording()
+        True
+    """
     return TrainingStateScope(True)
 
 
 def test_section() -> TrainingStateScope:
-    """Context manager for code within a `train_section` that is not differentiated, see `mx.autograd.pause`."""
+    """Context manager for code within a `train_section` that is not differentiated, see `mx.autograd.pause`.
+
+    Example:
+        >>> with train_section(), test_section():
+        ...     autograd.is_recording()
+        False
+    """
     return TrainingStateScope(False)
 
 
 def backward(outputs: Sequence[NDArray], out_grads: Any = None, retain_graph: bool = False) -> None:
-    """Compute the gradients of variables, see `mx.autograd.backward`."""
+    """Compute the gradients of variables, see `mx.autograd.backward`.
+
+    Args:
+        outputs: list of NDArrays.
+        out_grads: list of their gradients; None: ones.
+        retain_graph: whether `backward` can be called again.
+
+    Example:
+        >>> x = zeros(2)
+        >>> x.attach_grad()
+        >>> with train_section():
+        ...     y = x * 3
+        >>> backward([y])
+        >>> x.grad.asnumpy().tolist()
+        [3.0, 3.0]
+    """
     assert isinstance(outputs, (list, tuple)), f"outputs are a list of NDArrays, got {type(outputs).__name__}"
     autograd.backward(outputs, out_grads, retain_graph)
 
 
 def compute_gradient(outputs: Sequence[NDArray]) -> None:
-    """Compute the gradients of variables, see `backward`."""
+    """Compute the gradients of variables, see `backward`.
+
+    Args:
+        outputs: list of NDArrays.
+
+    Example:
+        >>> compute_gradient(zeros(1))
+        Traceback (most recent call last):
+        ...
+        AssertionError: outputs are a list of NDArrays, got NDArray
+    """
     backward(outputs)
 
 
@@ -72,6 +120,9 @@ def grad_and_loss(func: Callable[..., Any], argnum: int | list[int] | None = Non
     Args:
         func: function of NDArrays.
         argnum: position, or list of positions, of the arguments to differentiate; None: all.
+
+    Returns:
+        Function of NDArrays.
 
     Example:
         >>> from jfit.mxnet.ndarray import array
@@ -97,7 +148,19 @@ def grad_and_loss(func: Callable[..., Any], argnum: int | list[int] | None = Non
 
 
 def grad(func: Callable[..., Any], argnum: int | list[int] | None = None) -> Callable[..., list[NDArray]]:
-    """Return a function that returns the gradients only, see `grad_and_loss`."""
+    """Return a function that returns the gradients only, see `grad_and_loss`.
+
+    Args:
+        func: function of NDArrays.
+        argnum: position, or list of positions, of the arguments to differentiate; None: all.
+
+    Returns:
+        Function of NDArrays.
+
+    Example:
+        >>> grad(lambda x, y: x * y, argnum=0)(zeros(1) + 2, zeros(1) + 5)[0].asnumpy().tolist()
+        [5.0]
+    """
     both = grad_and_loss(func, argnum)
     return functools.wraps(func)(lambda *args: both(*args)[0])
 
@@ -171,6 +234,10 @@ class LogMetricsCallback:
         prefix: put before the names of the metrics, with a hyphen.
 
     Without the package `mxboard` an error is logged, and a call with a metric raises AttributeError, as in MXNet.
+
+    Example:
+        >>> callback = LogMetricsCallback("logs/train", prefix="train")  # doctest: +SKIP
+        >>> module.fit(data, num_epoch=9, batch_end_callback=callback)  # doctest: +SKIP
     """
 
     def __init__(self, logging_dir: str, prefix: str | None = None) -> None:

@@ -38,6 +38,12 @@ def export_model(
     Raises:
         ImportError: the package onnx is not installed.
         ExportError: an operator has no ONNX form.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="fc")
+        >>> export_model(net, {"fc_weight": mx.nd.ones((2, 3))}, [(1, 3)], onnx_file_path="net.onnx")  # doctest: +SKIP
+        'net.onnx'
     """
     sym = load(sym) if isinstance(sym, str) else sym
     arrays = params if isinstance(params, Mapping) else load_arrays(params)
@@ -58,6 +64,9 @@ def _absent(name: str, remedy: str) -> Callable[..., NoReturn]:
         raise NotImplementedError(f"{name} is not supported: {remedy}.")
 
     call.__name__ = call.__qualname__ = name
+    error = f"NotImplementedError: {name} is not supported: {remedy}."
+    example = f"    >>> {name}()\n    Traceback (most recent call last):\n    ...\n    {error}"
+    call.__doc__ = f"Raise an error: {remedy}.\n\nArgs:\n    args, kwargs: not used.\n\nExample:\n{example}\n"
     return call
 
 

@@ -306,7 +306,18 @@ _REGISTRY: dict[str, type[_TokenEmbedding]] = {}
 
 
 def register(embedding_cls: type[_TokenEmbedding]) -> type[_TokenEmbedding]:
-    """Class decorator that makes an embedding available to `create`, by its name in lower case."""
+    """Class decorator that makes an embedding available to `create`, by its name in lower case.
+
+    Args:
+        embedding_cls: the class.
+
+    Returns:
+        The class.
+
+    Example:
+        >>> register(GloVe).__name__
+        'GloVe'
+    """
     _REGISTRY[embedding_cls.__name__.lower()] = embedding_cls
     return embedding_cls
 
@@ -322,8 +333,17 @@ def create(embedding_name: str, **kwargs: Any) -> Any:
         embedding_name: "glove", "fasttext" or a registered name, in any case.
         kwargs: arguments of the class.
 
+    Returns:
+        The embedding.
+
     Raises:
         AssertionError: there is no such name.
+
+    Example:
+        >>> create("glove", pretrained_file_name="glove.txt")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        KeyError: "'glove.txt' is no file of glove; the files are glove.840B.300d.txt, glove.42B.300d.txt, ...
     """
     known = _REGISTRY.get(embedding_name.lower())
     assert known is not None, f"{embedding_name!r} is no registered embedding; there are {sorted(_REGISTRY)}"
@@ -331,7 +351,21 @@ def create(embedding_name: str, **kwargs: Any) -> Any:
 
 
 def get_pretrained_file_names(embedding_name: str | None = None) -> Any:
-    """Return the names of the published files: a list for one embedding, a dict of lists for all; KeyError for another name."""
+    """Return the names of the published files.
+
+    Args:
+        embedding_name: "glove", "fasttext" or a registered name; None: all.
+
+    Returns:
+        List of names, or for all embeddings a dict of lists.
+
+    Raises:
+        KeyError: there is no such name.
+
+    Example:
+        >>> get_pretrained_file_names("fasttext")
+        ['wiki.simple.vec', 'wiki.en.vec', 'crawl-300d-2M.vec']
+    """
     names = {name: list(getattr(cls, "pretrained_file_names", ())) for name, cls in _REGISTRY.items()}
     if embedding_name is not None and embedding_name not in names:
         raise KeyError(f"{embedding_name!r} is no registered embedding; there are {sorted(names)}")

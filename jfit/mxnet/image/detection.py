@@ -304,6 +304,9 @@ def CreateMultiRandCropAugmenter(
         max_attempts: see `DetRandomCropAug`.
         skip_prob: probability not to crop.
 
+    Returns:
+        DetRandomSelectAug.
+
     Raises:
         AssertionError: lists of different lengths.
 
@@ -349,6 +352,9 @@ def CreateDetAugmenter(
         min_eject_coverage: see `DetRandomCropAug`.
         max_attempts: see `DetRandomCropAug`; also of the padding.
         pad_val: color of the padding.
+
+    Returns:
+        List of DetAugmenters.
 
     Example:
         >>> [type(a).__name__ for a in CreateDetAugmenter((3, 8, 8), rand_mirror=True)]
