@@ -342,7 +342,8 @@ def convert_bucketing_module(bucketing_mod: Any, *args: Any, **kwargs: Any) -> A
 
 
 # ------------------------------------------------------------------------------------------------ lists
-_FLOAT32_PARAMS = ["", "gamma", "beta", "moving_mean", "moving_var"]
+_NAMES = ["", "gamma", "beta", "moving_mean", "moving_var"]
+_FLOAT32_PARAMS = {"BatchNorm": _NAMES, "BatchNormWithReLU": _NAMES}
 # function -> (what it lists, kind or list for float16, kind or list for bfloat16)
 _LISTS: dict[str, tuple[str, Any, Any]] = {
     "list_lp16_ops": ("the operators that compute in 16 bits", LOW, LOW),
@@ -351,9 +352,7 @@ _LISTS: dict[str, tuple[str, Any, Any]] = {
     "list_widest_type_cast": ("the operators whose inputs are cast to the widest of their dtypes", WIDEST, WIDEST),
     "list_conditional_fp32_ops": ("(operator, attribute, values at which it computes with float32)", CONDITIONAL, CONDITIONAL),
     "list_loss_output_functions": ("the output heads", LOSSES, LOSSES),
-    "list_lp16_use_fp32_params": (
-        "the float32 parameters of operators that read 16-bit data", None, dict.fromkeys(("BatchNorm", "BatchNormWithReLU"), _FLOAT32_PARAMS)
-    ),
+    "list_lp16_use_fp32_params": ("the float32 parameters of operators that read 16-bit data", None, _FLOAT32_PARAMS),
 }  # fmt: skip
 
 

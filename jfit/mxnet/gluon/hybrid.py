@@ -136,7 +136,7 @@ class HybridBlock(Block):
         ctx = arrays[0].ctx
         with ctx:
             if self._active:
-                if len(contexts := {v.ctx for v in arrays}) > 1:
+                if len(arrays) > 1 and len(contexts := {v.ctx for v in arrays}) > 1:
                     raise ValueError(f"{self.name} is hybridized, so its inputs must be on one context; found {contexts}")
                 return self._call_cached_op(x, *args)
             return self.hybrid_forward(ndarray, x, *args, **self._values(self._reg_params, ctx, x, *args))

@@ -281,6 +281,8 @@ def operator(name: str) -> Any:
 
     @functools.wraps(make)
     def call(*args: Any, **kwargs: Any) -> Any:
+        while args and args[-1] is None:  # a missing bias, as in F.FullyConnected(x, weight, None, no_bias=True)
+            args = args[:-1]
         made = make(*args, **kwargs)
         return made if active.policy is None else active.policy.cast_symbol(made)
 

@@ -138,6 +138,7 @@ def check_names_of_operators(mx):
         "norm arguments": ready(mx, "Norm", prefix="n_")(mx.sym.Variable("data")).list_arguments(),
         "norm aux": ready(mx, "Norm", prefix="n_")(mx.sym.Variable("data")).list_auxiliary_states(),
         "var": net.one.weight.var().name,
+        "no bias": mx.sym.FullyConnected(*map(mx.sym.Variable, "xw"), None, num_hidden=2, no_bias=True).list_arguments(),
         "same var": net.one.weight.var() is net.one.weight.var(),
         "attrs": out.attr_dict()["net_linear0_weight"],
         "attrs of bias": out.attr_dict()["net_linear0_bias"],

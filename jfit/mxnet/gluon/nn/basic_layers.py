@@ -17,6 +17,8 @@ from jfit.mxnet.gluon.nn.activations import activation_named
 class _Stack(Block):
     """The methods that Sequential and HybridSequential share."""
 
+    _in_summary = False
+
     def add(self, *blocks: Any) -> None:
         """Append blocks."""
         for block in blocks:
