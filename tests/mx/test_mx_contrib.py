@@ -43,7 +43,7 @@ def a_trainer():
 def test_a_step_with_infinite_gradients_changes_nothing_and_halves_the_loss_scale(policy):
     amp.init("bfloat16")
     weight, trainer = a_trainer()
-    with pytest.raises(AssertionError, match="call amp.init_trainer"), amp.scale_loss(weight.data(), trainer):
+    with pytest.raises(AssertionError, match=r"call amp\.init_trainer"), amp.scale_loss(weight.data(), trainer):
         pass
     amp.init_trainer(trainer)
     seen = []
@@ -85,7 +85,7 @@ def test_convert_hybrid_block_predicts_as_the_block():
     net = Linear()
     net.initialize(mx.init.Uniform(1.0))
     x = mx.nd.array(np.random.RandomState(0).rand(3, 5))
-    with pytest.raises(RuntimeError, match="call block.hybridize"):
+    with pytest.raises(RuntimeError, match=r"call block\.hybridize"):
         amp.convert_hybrid_block(net)
     net.hybridize()
     expected = net(x).asnumpy()
@@ -112,7 +112,7 @@ def test_what_contrib_lacks_says_what_to_do_instead():
         mx.contrib.quantization.quantize_model(None, {}, {})
     with pytest.raises(NotImplementedError, match="import_model is not supported: convert the ONNX file with MXNet"):
         mx.contrib.onnx.import_model("x.onnx")
-    with pytest.raises(FileNotFoundError, match="files are not downloaded: fetch glove.6B.50d.txt"):
+    with pytest.raises(FileNotFoundError, match=r"files are not downloaded: fetch glove\.6B\.50d\.txt"):
         mx.contrib.text.embedding.create("glove", pretrained_file_name="glove.6B.50d.txt", embedding_root="/none")
 
 
