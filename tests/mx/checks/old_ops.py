@@ -346,3 +346,10 @@ def check_modules(mx):
         "input gradient": with_grads.get_input_grads()[0],
         "two gradients": with_grads.get_params()[0]["fc_weight"],
     }
+
+
+def check_indices_on_another_device(mx):
+    a, index = mx.nd.array(rand(4, 2), mx.cpu(1)), mx.nd.array([2, 0], mx.cpu(2))
+    chosen = a[index]
+    a[index] = mx.nd.array(rand(2, 2, seed=1), mx.cpu(2))
+    return {"read": chosen, "written": a, "out of range": raised(lambda: a[9]), "too many": raised(lambda: a[0, 0, 0])}
