@@ -5,11 +5,13 @@ import typing
 from jfit.graph import scopes as attribute, scopes as name
 from jfit.graph.scopes import AttrScope as AttrScope
 from jfit.mxnet import (
-    autograd as autograd, callback as callback, context as context, errors as base, errors as error, image as image, image as img, initializer as init,
+    autograd as autograd, callback as callback, context as context, errors as base, errors as error,
+    image as image, image as img, initializer as init,
     initializer as initializer, logs as log, metric as metric, misc as misc, ndarray as nd, ndarray as ndarray,
     ndarray_classes as gluon, ndarray_classes as kv, ndarray_classes as kvstore, ndarray_classes as mod,
     ndarray_classes as model, ndarray_classes as module, ndarray_classes as mon, ndarray_classes as monitor,
-    operator as operator, optimizer as optimizer, profiler as profiler, random as random, random as rnd, recordio as recordio, registry as registry, rnn as rnn,
+    operator as operator, optimizer as optimizer, profiler as profiler, random as random, random as rnd,
+    recordio as recordio, registry as registry, rnn as rnn,
     runtime as engine, runtime as libinfo, runtime as library, runtime as rtc, runtime as runtime,
     symbol as sym, symbol as symbol, test_utils as test_utils, util as util, visualization as visualization, visualization as viz,
 )
