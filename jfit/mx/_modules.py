@@ -12,6 +12,11 @@ from typing import Any
 from jfit.mxnet.namespaces import absent
 
 _ARRAYS = "mxnet.ndarray_classes"
+_FAMILIES = (".densenet", ".inception", ".mobilenet", ".resnet", ".squeezenet", ".vgg")  # of nets
+_CELLS = (
+    "BidirectionalCell DropoutCell GRUCell HybridRecurrentCell HybridSequentialRNNCell LSTMCell ModifierCell RNNCell "
+    "RecurrentCell ResidualCell SequentialRNNCell ZoneoutCell"
+)
 # Module below `jfit.mx` -> the module below `jfit` that has its names; or, if several modules define them, a dict of these:
 # "name=other" is called `other` there, "*" are all its public names, "" is the module of the table itself.
 TABLE: dict[str, str | dict[str, str]] = {
@@ -43,10 +48,54 @@ TABLE: dict[str, str | dict[str, str]] = {
         _ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict Trainer utils",
         "mxnet.gluon.block": "Block",
         "mxnet.gluon.hybrid": "HybridBlock SymbolBlock",
-        "": "block parameter trainer",
+        "": "block contrib data loss model_zoo nn parameter rnn trainer",
     },
     "gluon.block": {"mxnet.gluon.block": "Block", "mxnet.gluon.hybrid": "HybridBlock SymbolBlock"},
+    "gluon.contrib": {"": "cnn data estimator nn rnn"},
+    "gluon.contrib.cnn": "mxnet.gluon.contrib.cnn",
+    "gluon.contrib.data": {"mxnet.gluon.data.sampler": "IntervalSampler", "": "sampler"},
+    "gluon.contrib.data.sampler": {"mxnet.gluon.data.sampler": "IntervalSampler"},
+    "gluon.contrib.estimator": {
+        "mxnet.gluon.contrib.estimator.batch_processor": "*",
+        "mxnet.gluon.contrib.estimator.estimator": "*",
+        "mxnet.gluon.contrib.estimator.event_handler": "*",
+        "": "batch_processor estimator event_handler",
+    },
+    "gluon.contrib.estimator.batch_processor": "mxnet.gluon.contrib.estimator.batch_processor",
+    "gluon.contrib.estimator.estimator": "mxnet.gluon.contrib.estimator.estimator",
+    "gluon.contrib.estimator.event_handler": "mxnet.gluon.contrib.estimator.event_handler",
+    "gluon.contrib.nn": "mxnet.gluon.contrib.nn",
+    "gluon.contrib.rnn": {
+        "mxnet.gluon.contrib.rnn": "Conv1DGRUCell Conv1DLSTMCell Conv1DRNNCell Conv2DGRUCell Conv2DLSTMCell Conv2DRNNCell "
+        "Conv3DGRUCell Conv3DLSTMCell Conv3DRNNCell LSTMPCell VariationalDropoutCell",
+        "": "conv_rnn_cell rnn_cell",
+    },
+    "gluon.contrib.rnn.conv_rnn_cell": "mxnet.gluon.contrib.rnn",
+    "gluon.contrib.rnn.rnn_cell": "mxnet.gluon.contrib.rnn",
+    "gluon.data": {
+        "mxnet.gluon.data.dataset": "*",
+        "mxnet.gluon.data.sampler": "BatchSampler FilterSampler RandomSampler Sampler SequentialSampler",
+        "mxnet.gluon.data.dataloader": "DataLoader",
+        "": "dataloader dataset sampler vision",
+    },
+    "gluon.data.dataloader": "mxnet.gluon.data.dataloader",
+    "gluon.data.dataset": {"mxnet.gluon.data.dataset": "*"},
+    "gluon.data.sampler": {"mxnet.gluon.data.sampler": "*"},
+    "gluon.data.vision": {"mxnet.gluon.data.vision.datasets": "*", "": "datasets transforms"},
+    "gluon.data.vision.datasets": "mxnet.gluon.data.vision.datasets",
+    "gluon.data.vision.transforms": "mxnet.gluon.data.vision.transforms",
+    "gluon.loss": "mxnet.gluon.loss",
+    "gluon.model_zoo": {"": "model_store vision"},
+    "gluon.model_zoo.model_store": "mxnet.gluon.model_zoo.model_store",
+    **{f"gluon.model_zoo.vision{of}": "mxnet.gluon.model_zoo.vision" for of in ("", *_FAMILIES)},
+    "gluon.nn": "mxnet.gluon.nn",
+    "gluon.nn.activations": "mxnet.gluon.nn.activations",
+    "gluon.nn.basic_layers": "mxnet.gluon.nn.basic_layers",
+    "gluon.nn.conv_layers": "mxnet.gluon.nn.conv_layers",
     "gluon.parameter": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict"},
+    "gluon.rnn": {"mxnet.gluon.rnn.cells": _CELLS, "mxnet.gluon.rnn.layers": "GRU LSTM RNN", "": "rnn_cell rnn_layer"},
+    "gluon.rnn.rnn_cell": {"mxnet.gluon.rnn.cells": _CELLS},
+    "gluon.rnn.rnn_layer": {"mxnet.gluon.rnn.layers": "GRU LSTM RNN"},
     "gluon.trainer": {_ARRAYS: "Trainer"},
     "gluon.utils": "mxnet.gluon.utils",
     "image": "mxnet.image",
@@ -69,6 +118,11 @@ TABLE: dict[str, str | dict[str, str]] = {
     "monitor": {_ARRAYS: "Monitor"},
     "name": {"graph.scopes": "NameManager Prefix"},
     "nd": "mxnet.ndarray",
+    "numpy": "mxnet.numpy",
+    "numpy.linalg": "mxnet.numpy.linalg",
+    "numpy.random": "mxnet.numpy.random",
+    "numpy_extension": "mxnet.numpy.extension",
+    "numpy_extension.random": "mxnet.numpy.random",
     "operator": "mxnet.operator",
     "optimizer": {"mxnet.optimizer": "*", _ARRAYS: "Updater get_updater"},
     "profiler": "mxnet.profiler",

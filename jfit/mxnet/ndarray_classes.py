@@ -29,15 +29,22 @@ from jfit.mxnet.module.exec_group import ExecGroup
 from jfit.mxnet.monitor import monitor
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import as_ndarrays
+from jfit.mxnet.numpy.arrays import ndarray
+from jfit.mxnet.numpy.symbols import as_numpy_symbol
 from jfit.mxnet.optimizer import Optimizer, updater
 from jfit.mxnet.symbol import Symbol, load
+from jfit.mxnet.util import is_np_array
 
 
 def _symbol(graph: Any) -> Symbol:
     return graph if isinstance(graph, Symbol) else Symbol(graph.heads)
 
 
-NDARRAYS = ArrayTypes(lambda value: value if isinstance(value, NDArray) else NDArray(value), NDArray, _symbol)
+def _types(kind: type[NDArray], symbol: Any) -> ArrayTypes:
+    return ArrayTypes(lambda value: value if isinstance(value, NDArray) else kind(value), kind, symbol)
+
+
+NDARRAYS, _NP_ARRAYS = _types(NDArray, _symbol), _types(ndarray, as_numpy_symbol)
 
 
 # ------------------------------------------------------------------------------------------------ mx.optimizer, mx.kv
@@ -106,7 +113,7 @@ def create(name: str = "local", reduce: Any = None) -> store.KVStoreBase:
 class Parameter(parameter.Parameter):
     """`jfit.mxnet.gluon.Parameter` with NDArrays: `data` and `grad` return the parameter's arrays themselves, not copies."""
 
-    arrays = NDARRAYS
+    arrays = property(lambda self: _NP_ARRAYS if is_np_array() else NDARRAYS)  # type: ignore[assignment]
     _current_context = staticmethod(current_context)
     _initializer_of = staticmethod(initializer.create)
 

@@ -25,6 +25,9 @@ _state = _State()
 def is_np_shape() -> bool:
     """Return whether NumPy shape semantics are switched on in this thread.
 
+    Returns:
+        bool; False unless switched on.
+
     Example:
         >>> is_np_shape()
         False
@@ -34,6 +37,9 @@ def is_np_shape() -> bool:
 
 def is_np_array() -> bool:
     """Return whether NumPy array semantics are switched on in this thread: gluon then creates `mx.np.ndarray`s.
+
+    Returns:
+        bool; False unless switched on.
 
     Example:
         >>> is_np_array()
@@ -162,13 +168,19 @@ def _use(scope: Callable[[], Any], func: Any) -> Any:
         elif isinstance(member, (staticmethod, classmethod)) and inspect.isfunction(member.__func__):
             setattr(func, name, type(member)(_use(scope, member.__func__)))
         elif isinstance(member, property):
-            functions = (f and _use(scope, f) for f in (member.fget, member.fset, member.fdel))
-            setattr(func, name, property(*functions, member.__doc__))
+            get, put, remove = (f and _use(scope, f) for f in (member.fget, member.fset, member.fdel))
+            setattr(func, name, property(get, put, remove, member.__doc__))
     return func
 
 
 def use_np_shape(func: Any) -> Any:
     """Decorate a function, or all methods and properties of a class, to run with NumPy shape semantics.
+
+    Args:
+        func: a function or a class.
+
+    Returns:
+        The function that does so, or the class itself.
 
     Example:
         >>> use_np_shape(is_np_shape)()
@@ -180,6 +192,12 @@ def use_np_shape(func: Any) -> Any:
 def use_np_array(func: Any) -> Any:
     """Decorate a function, or all methods and properties of a class, to run with NumPy array semantics.
 
+    Args:
+        func: a function or a class.
+
+    Returns:
+        The function that does so, or the class itself.
+
     Example:
         >>> use_np_array(is_np_array)()
         True
@@ -190,6 +208,12 @@ def use_np_array(func: Any) -> Any:
 def use_np(func: Any) -> Any:
     """Decorate a function, or all methods and properties of a class, to run with NumPy shape and array semantics.
 
+    Args:
+        func: a function or a class.
+
+    Returns:
+        The function that does so, or the class itself.
+
     Example:
         >>> use_np(lambda: (is_np_shape(), is_np_array()))()
         (True, True)
@@ -198,7 +222,13 @@ def use_np(func: Any) -> Any:
 
 
 def set_module(module: str | None) -> Callable[[Any], Any]:
-    """Return a decorator that sets `__module__` of a function or class; None leaves it.
+    """Return a decorator that sets `__module__` of a function or class.
+
+    Args:
+        module: the name; None leaves it.
+
+    Returns:
+        The decorator.
 
     Example:
         >>> set_module("mxnet.numpy")(lambda: 0).__module__
@@ -213,7 +243,13 @@ def set_module(module: str | None) -> Callable[[Any], Any]:
 
 
 def getenv(name: str) -> str | None:
-    """Return the value of an environment variable; None if it is not set.
+    """Return the value of an environment variable.
+
+    Args:
+        name: name of the variable.
+
+    Returns:
+        str; None if it is not set.
 
     Example:
         >>> getenv("NO_SUCH_VARIABLE") is None
@@ -223,7 +259,11 @@ def getenv(name: str) -> str | None:
 
 
 def setenv(name: str, value: str | None) -> None:
-    """Set an environment variable; None removes it.
+    """Set an environment variable.
+
+    Args:
+        name: name of the variable.
+        value: the new value; None removes the variable.
 
     Example:
         >>> setenv("A_VARIABLE", "1")

@@ -1827,11 +1827,11 @@ _npx_slice = slice
 _sparse_slice = slice
 
 @overload
-def slice_axis(data: Symbol | None = None, *, axis: int, begin: int, end: int | None, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+def slice_axis(data: Symbol | None = None, *, axis: int, begin: int, end: int | None = None, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """y = x[begin:end] along one axis; end None is the end of the axis."""
 
 @overload
-def slice_axis(data: Symbol, axis: int, begin: int, end: int | None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+def slice_axis(data: Symbol, axis: int, begin: int, end: int | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """y = x[begin:end] along one axis; end None is the end of the axis."""
 
 def slice_like(data: Symbol | None = None, shape_like: Symbol | None = None, axes: int | Sequence[int] = (), *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:

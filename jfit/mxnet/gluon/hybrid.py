@@ -20,6 +20,7 @@ from jfit.mxnet.gluon.nesting import flatten, leaves_of, regroup
 from jfit.mxnet.monitor.capture import named_entries
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray_classes import ParameterDict
+from jfit.mxnet.numpy.symbols import as_numpy_symbol
 
 
 class HybridBlock(Block):
@@ -159,6 +160,8 @@ class HybridBlock(Block):
                 raise ValueError(f"{self.name} was called with {args}; at least one argument must be an array")
             names = iter(input_names(count))
             inputs = [None if v is None else symbol.var(next(names)) for v in flat]
+            if any(isinstance(v, ndarray.np.ndarray) for v in flat):
+                inputs = [None if v is None else as_numpy_symbol(v) for v in inputs]
             out, self._out_format = flatten(self._as_symbols(*regroup(inputs, self._in_format)), "outputs")
             self._cached_graph = [v for v in inputs if v is not None], symbol.Group(out)
         return self._cached_graph

@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from jfit.mxnet import numpy as np
 from jfit.mxnet import random
 from jfit.mxnet.namespaces import PAIRS, Namespace, find
 from jfit.mxnet.ndarray import contrib as functions
@@ -39,6 +40,7 @@ from jfit.mxnet.ndarray.create import (
     zeros,
 )
 from jfit.mxnet.ndarray.sparse import CSRNDArray, RowSparseNDArray
+from jfit.mxnet.numpy import extension as npx
 
 contrib = Namespace(
     "mx.nd.contrib", ("_contrib_",), function, (*functions.FUNCTIONS, control.foreach, control.while_loop, control.cond)
@@ -69,6 +71,8 @@ __all__ = [
     "load",
     "load_frombuffer",
     "moveaxis",
+    "np",
+    "npx",
     "onehot_encode",
     "ones",
     "op",

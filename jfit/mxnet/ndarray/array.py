@@ -64,6 +64,9 @@ class NDArray(MutableArray):
 
     __slots__ = ()
     _fresh_grad = False  # True from backward until a Trainer step has used this array as a gradient
+    _kind: type[NDArray]  # class of the results of operators and methods, and `_view` of views
+    _view: type[View]
+    _single = True  # whether one entry of an array has shape (1,), not ()
     stype = "default"
 
     # -------------------------------------------------------------------------------- attributes and conversions
@@ -153,9 +156,9 @@ class NDArray(MutableArray):
     def copy(self) -> NDArray:
         """Return a copy in a new buffer, on the same device."""
         if is_recording(self):
-            return invoke("_copy", [self], {})
+            return operators.invoke("_copy", [self], {}, None, self._kind)
         value = self.value
-        return NDArray(np.array(value) if isinstance(value, np.ndarray) else jnp.array(value, copy=True))
+        return self._kind(np.array(value) if isinstance(value, np.ndarray) else jnp.array(value, copy=True))
 
     def copyto(self, other: NDArray | Context) -> NDArray:
         """Copy the values into another array, or to a device.
@@ -170,11 +173,11 @@ class NDArray(MutableArray):
             other[:] = self
             return other  # type: ignore[return-value]
         if is_recording(self):
-            copy = NDArray(jax.device_put(self.value, Context(other).device))
+            copy = self._kind(jax.device_put(self.value, Context(other).device))
             copy._entry = mode.tape, mode.tape.add_leaf(copy, copy.value, "link")
             mode.tape.sources[copy._entry[1]] = origin(self)
             return copy
-        return NDArray(jax.device_put(self.copy().value, Context(other).device))
+        return self._kind(jax.device_put(self.copy().value, Context(other).device))
 
     def as_in_context(self, context: Context) -> NDArray:
         """Return the array itself if it is on the device `context` already, otherwise a copy on that device."""
@@ -192,8 +195,8 @@ class NDArray(MutableArray):
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         if is_recording(self):
-            return invoke("Cast", [self], {"dtype": np.dtype(dtype).name})
-        return NDArray(copy_as(self.value, dtype))
+            return operators.invoke("Cast", [self], {"dtype": np.dtype(dtype).name}, None, self._kind)
+        return self._kind(copy_as(self.value, dtype))
 
     def tostype(self, stype: str) -> Any:
         """Return a copy in another storage type: "default" (dense), "csr" or "row_sparse"."""
@@ -201,7 +204,17 @@ class NDArray(MutableArray):
 
     def detach(self) -> NDArray:
         """Return a new NDArray with the same value and without a gradient buffer."""
-        return NDArray(self.value)
+        return self._kind(self.value)
+
+    def as_np_ndarray(self) -> Any:
+        """Return an `mx.np.ndarray` that shares the values: a write to one of them changes both."""
+        return self.shared(KINDS["np"])
+
+    def shared(self, kind: type[NDArray]) -> Any:
+        """Return an array of another class that shares the values."""
+        if is_recording(self):
+            return operators.invoke("identity", [self], {}, None, kind)
+        return kind._view(self, lambda value: value, functools.partial(self.__setitem__, Ellipsis))
 
     def attach_grad(self, grad_req: str = "write", stype: str | None = None) -> None:
         """Make the array a variable: `mx.autograd` writes gradients to `grad`, an array of zeros of the same shape.
@@ -212,7 +225,8 @@ class NDArray(MutableArray):
         """
         value = self.value  # before the array is detached from what was recorded
         self._entry, self._grad_req = None, None if grad_req == "null" else grad_req
-        self.grad = type(self)(jnp.zeros_like(jnp.asarray(value)))
+        kind = NDArray if isinstance(self, View) else type(self)
+        self.grad = kind(jnp.zeros_like(jnp.asarray(value)))
 
     def backward(self, out_grad: Any = None, retain_graph: bool = False, train_mode: bool = True) -> None:
         """Compute the gradients of this array with respect to all variables it was computed from, see `mx.autograd.backward`.
@@ -230,12 +244,17 @@ class NDArray(MutableArray):
         key = _in_range(_key(key), self.shape)
         recorded, basic = is_recording(self), _is_basic(key)
         if not basic and not recorded:
-            return NDArray(self.value[key])
+            return self._kind(self.value[key])
         parts = key if isinstance(key, tuple) else (key,)
-        single = basic and 0 < self.ndim == sum(isinstance(p, (int, np.integer)) for p in parts) and None not in parts
+        single = (
+            basic
+            and self._single
+            and 0 < self.ndim == sum(isinstance(p, (int, np.integer)) for p in parts)
+            and None not in parts
+        )
         if recorded:
             arrays, static = _split_key(parts)
-            return call(_index, [self, *arrays], {"key": static, "single": single}, NDArray)
+            return call(_index, [self, *arrays], {"key": static, "single": single}, self._kind)
 
         def get(value: Any) -> Any:
             return value[key].reshape(1) if single else value[key]
@@ -243,7 +262,7 @@ class NDArray(MutableArray):
         def put(value: Any) -> None:
             self[key] = value.reshape(()) if single else value
 
-        return View(self, get, put)
+        return self._view(self, get, put)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if mode.tape is not None and self._set_recorded(key, value):
@@ -291,9 +310,14 @@ class NDArray(MutableArray):
         if isinstance(sizes, int):
             sizes = (sizes,)
         target = _target_shape(self.shape, tuple(int(s) for s in sizes), reverse)
+        return self.reshaped(target)
+
+    def reshaped(self, target: tuple[int, ...]) -> Any:
+        """Return a view in a shape of the same size."""
         if is_recording(self):
-            return call(_reshape, [self], {"shape": target}, NDArray)
-        return View(self, lambda value: value.reshape(target), lambda value: self.__setitem__(ALL, value.reshape(self.shape)))
+            return call(_reshape, [self], {"shape": target}, self._kind)
+        put = lambda value: self.__setitem__(Ellipsis, value.reshape(self.shape))  # noqa: E731
+        return self._view(self, lambda value: value.reshape(target), put)
 
     def reshape_like(self, other: NDArray) -> NDArray:
         """Return a view in the shape of `other`."""
@@ -413,7 +437,8 @@ def is_recording(array: Any) -> bool:
 
 
 _value_of = MutableArray.value.__get__  # type: ignore[attr-defined]
-ALL = slice(None)
+NDArray._kind, NDArray._view = NDArray, View
+KINDS: dict[str, type[NDArray]] = {}  # "np" -> mx.np.ndarray; filled by the module that defines it
 STORAGE: dict[str, Callable[[Any], NDArray]] = {}  # storage type -> NDArray class; filled by the module `sparse`
 
 

@@ -198,7 +198,7 @@ def on_device(value: Any) -> Any:
 
 def _numpy_function(name: str, values: Sequence[Any]) -> Callable[..., Any] | None:
     """Return the function with which NumPy computes an operator in the Python code of a custom operator; None: JAX does."""
-    if not all(isinstance(v, np.ndarray) for v in values) or len({v.dtype for v in values}) > 1:
+    if not all(isinstance(v, np.ndarray) for v in values) or len({v.dtype for v in values}) != 1:
         return None
     fn = _NUMPY.get(name) if jnp.issubdtype(values[0].dtype, jnp.floating) else None
     return fn and np.errstate(all="ignore")(fn)
@@ -245,7 +245,7 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
             arrays, prepared = read(args, kwargs)
             if key is not None and len(arrays) == count and len(known) < 256 and op.resolve is None:
                 known[key] = prepared
-        results = run(prepared, arrays, kind)
+        results = run(prepared, arrays, getattr(arrays[0], "_kind", kind) if arrays else kind)
         return results[0] if out is None and len(results) == 1 else _write_out(results, out)
 
     def read(args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], Call]:

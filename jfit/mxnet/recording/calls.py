@@ -69,7 +69,7 @@ class Call:
         pulled = dict(zip(floats, vjp(tuple(map(cotangent, outputs, zeros))), strict=True))
         return [pulled.get(i) for i in range(len(arrays))], new_aux
 
-    def node(self, name: str, inputs: Sequence[Entry], predict: bool) -> Node:
+    def node(self, name: Any, inputs: Sequence[Entry], predict: bool) -> Node:
         """Make a node of a graph; `predict`: it does not compute in training mode even if the graph does."""
         attrs = {k: v for k, v in self.params.items() if v is not None} | ({"__predict__": "1"} if predict else {})
         return Node(self.op, name, attrs, tuple(inputs))

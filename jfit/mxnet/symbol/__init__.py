@@ -14,7 +14,9 @@ from typing import Any
 from jfit.graph import control
 from jfit.graph.scopes import AttrScope, NameManager, Prefix
 from jfit.graph.symbol import Symbol as Graph
+from jfit.mxnet import numpy as np
 from jfit.mxnet.namespaces import PAIRS, Namespace, find
+from jfit.mxnet.numpy.extension import OPERATORS
 from jfit.mxnet.symbol import random as random
 from jfit.mxnet.symbol.symbol import (
     Group,
@@ -54,6 +56,7 @@ _FUNCTIONS = SimpleNamespace(
     **{name: _binary_function(_EQUAL_SHAPES[name], *ops[1:]) for name, ops in PAIRS.items() if name in _EQUAL_SHAPES}
 )
 
+npx = SimpleNamespace(**{name: operator(op) for name, op in OPERATORS.items()})
 contrib = Namespace("mx.sym.contrib", ("_contrib_",), operator, (control.foreach, control.while_loop, control.cond))
 linalg = Namespace("mx.sym.linalg", ("_linalg_",), operator)
 image = Namespace("mx.sym.image", ("_image_",), operator)
@@ -75,6 +78,8 @@ __all__ = [
     "linspace",
     "load",
     "load_json",
+    "np",
+    "npx",
     "ones",
     "var",
     "zeros",

@@ -1,0 +1,396 @@
+"""`mx.np.ndarray`: MXNet's array with NumPy semantics, and the elementwise functions that its operators use.
+
+Results have MXNet's dtypes: a number is cast to the dtype of the array beside it, functions of integers return integers
+(except divisions), and comparisons return booleans.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import numbers
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfit.graph.nodes import Entry
+from jfit.graph.scopes import raw_name_of
+from jfit.graph.symbol import Symbol
+from jfit.mxnet.context import Context
+from jfit.mxnet.errors import MXNetError, ReshapeError
+from jfit.mxnet.mutable import MutableArray
+from jfit.mxnet.ndarray.array import KINDS, NDArray, View
+from jfit.mxnet.ndarray.invoke import on_device, run
+from jfit.mxnet.recording.calls import Call, function_call
+from jfit.mxnet.recording.tape import is_tracked, mode
+from jfit.mxnet.util import is_np_array
+from jfit.ops import lookup
+
+# Functions that differ from those of jax.numpy: jnp.ldexp takes integer exponents only, and rint rounds 0.5 down.
+_OWN: dict[str, Callable[..., Any]] = {
+    "ldexp": lambda x1, x2: x1 * jnp.exp2(x2),
+    "rint": functools.partial(lookup("rint").fn, None, None),
+    "fix": jnp.trunc,
+}
+_OPTIONS = {"where": True, "casting": "same_kind", "order": "K", "dtype": None, "subok": True}  # of NumPy's ufuncs
+
+
+@functools.cache
+def elementwise(name: str) -> Callable[..., Any]:
+    """Return the function of JAX arrays that computes an elementwise function with MXNet's result dtype."""
+    fn = _OWN.get(name) or getattr(jnp, name)
+
+    def compute(*arrays: Any, **options: Any) -> Any:
+        with jax.numpy_rank_promotion("allow"):
+            result = fn(*arrays, **options)
+        dtype = jnp.result_type(*arrays)
+        keeps = jnp.issubdtype(dtype, jnp.integer) and result.dtype != bool and name not in ("divide", "true_divide")
+        return result.astype(dtype) if keeps else result
+
+    compute.__name__ = name
+    return compute
+
+
+@functools.cache
+def _call(name: str, count: int) -> Call:
+    return function_call(elementwise(name), count)
+
+
+def write(out: Any, result: Any) -> Any:
+    """Write a result into `out` and return `out`; return the result itself if `out` is None."""
+    if out is None:
+        return result
+    out[...] = result
+    return out
+
+
+def check_options(name: str, options: dict[str, Any]) -> None:
+    """Raise an error if options of NumPy's ufuncs are not at their defaults."""
+    for key, value in options.items():
+        if key not in _OPTIONS:
+            raise TypeError(f"mx.np.{name} has no argument {key!r}")
+        if value is not _OPTIONS[key] and value != _OPTIONS[key]:
+            raise NotImplementedError(f"mx.np.{name} does not support {key}={value!r}; leave it out")
+
+
+def unary(name: str, x: Any, out: Any = None, **options: Any) -> Any:
+    """Apply an elementwise function of one array, or NumPy's to a number."""
+    if options:
+        check_options(name, options)
+    if isinstance(x, ndarray):
+        return write(out, run(_call(name, 1), (x,), ndarray)[0])
+    if isinstance(x, Symbol):
+        return compute(elementwise(name), (x,))
+    if isinstance(x, numbers.Number):
+        return write(out, getattr(np, name)(x))
+    raise TypeError(f"mx.np.{name} takes an mx.np.ndarray or a number, found {type(x).__name__}; convert it with mx.np.array")
+
+
+def binary(name: str, x1: Any, x2: Any, out: Any = None, **options: Any) -> Any:
+    """Apply an elementwise function of two arrays (with broadcasting), or of an array and a number."""
+    if options:
+        check_options(name, options)
+    left, right = isinstance(x1, ndarray), isinstance(x2, ndarray)
+    if left and right:
+        result = run(_call(name, 2), (x1, x2), ndarray)[0]
+    elif isinstance(x1, Symbol) or isinstance(x2, Symbol):
+        result = compute(elementwise(name), (x1, x2))
+    elif left and _is_number(x2):
+        result = _with_number(name, x1, x2, False)
+    elif right and _is_number(x1):
+        result = _with_number(name, x2, x1, True)
+    elif _is_number(x1) and _is_number(x2):
+        result = getattr(np, name)(x1, x2)
+    else:
+        types = f"{type(x1).__name__} and {type(x2).__name__}"
+        raise TypeError(f"mx.np.{name} takes mx.np.ndarrays and numbers, found {types}; convert others with mx.np.array")
+    return write(out, result)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (float, int) or isinstance(value, numbers.Number)
+
+
+def _with_number(name: str, array: ndarray, number: Any, swapped: bool) -> ndarray:
+    operation, dtype = _number_call(name, swapped, array.dtype)
+    value = np.asarray(number).astype(dtype)  # an array, so that the same program is used for every number
+    if mode.tape is not None and is_tracked((array,)):
+        return run(operation, (array, MutableArray(value)), ndarray)[0]
+    return ndarray(operation.run[mode.training](None, on_device(array), value)[0])
+
+
+@functools.cache
+def _number_call(name: str, swapped: bool, dtype: np.dtype) -> tuple[Call, np.dtype]:
+    """Return the operation with a number, and the dtype to which the number is cast beside an array of this dtype."""
+    fn = elementwise(name)
+
+    def compute(array: Any, number: Any) -> Any:
+        return fn(number, array) if swapped else fn(array, number)
+
+    compute.__name__ = name
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    if name in ("divide", "true_divide") and dtype.kind in "iub":
+        dtype = np.dtype(np.float32)
+    return function_call(compute, 2), np.dtype(np.int32) if dtype.kind == "b" else dtype
+
+
+def _operator(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    def apply(self: ndarray, other: Any) -> Any:
+        return binary(name, other, self) if swapped else binary(name, self, other)
+
+    return apply
+
+
+def _in_place(name: str) -> Callable[[Any, Any], Any]:
+    def apply(self: ndarray, other: Any) -> ndarray:
+        return write(self, binary(name, self, other))
+
+    return apply
+
+
+class ndarray(NDArray):
+    """A mutable array on a device with NumPy's semantics: indexing, shapes () and (0,), booleans, results of operators.
+
+    Args:
+        value: JAX array, NumPy array or nested list.  `mx.np.array` is the usual constructor.
+
+    Example:
+        >>> from jfit.mx import np
+        >>> x = np.array([[1, 2], [3, 4]])
+        >>> x[x > 2]
+        array([3., 4.])
+        >>> (x @ x).sum()
+        array(54.)
+    """
+
+    __slots__ = ()
+    _single = False
+
+    # -------------------------------------------------------------------------------- attributes and conversions
+    @property
+    def dtype(self) -> np.dtype:
+        """Element type."""
+        return np.dtype(NDArray.dtype.fget(self))  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        text, dtype = repr(self.asnumpy()), self.dtype
+        if "dtype=" in text:
+            text = text if dtype != np.float32 else text[: text.rindex(",")] + ")"
+        elif dtype not in (np.float32, bool):
+            text = f"{text[:-1]}, dtype={dtype})"
+        return text if self.ctx.device_type == "cpu" else f"{text[:-1]}, ctx={self.ctx})"
+
+    def __str__(self) -> str:
+        text = str(self.asnumpy())
+        return text if self.ndim == 0 or self.ctx.device_type == "cpu" else f"{text} @{self.ctx}"
+
+    def __format__(self, fmt: str) -> str:
+        return format(self.item() if self.ndim == 0 else str(self), fmt)
+
+    def __len__(self) -> int:
+        if self.ndim == 0:
+            raise TypeError("len() of an array of shape ()")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        if self.size > 1:
+            raise ValueError(f"the truth value of an array of shape {self.shape} is ambiguous; use .any() or .all()")
+        return self.size > 0 and bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        return self.item().__index__()
+
+    def __reduce__(self):
+        return ndarray, (self.asnumpy(),)
+
+    def item(self, *args: Any) -> Any:
+        """Return one value as a Python number: that at a flat index or at a tuple of indices, or that of an array of size 1."""
+        return self.asnumpy().item(*args)
+
+    def tolist(self) -> Any:
+        """Return the values as nested lists of Python numbers."""
+        return self.asnumpy().tolist()
+
+    def as_np_ndarray(self) -> ndarray:
+        """Return the array itself."""
+        return self
+
+    def as_nd_ndarray(self) -> NDArray:
+        """Return an `mx.nd.NDArray` that shares the values: a write to one of them changes both."""
+        return self.shared(NDArray)
+
+    def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True) -> Any:
+        """Return the values in another dtype; `copy=False` returns the array itself if it has this dtype already."""
+        if order not in (None, "K", "C") or casting != "unsafe" or not subok:
+            raise ValueError(f"astype takes order='K', casting='unsafe', subok=True; found {order}, {casting}, {subok}")
+        return super().astype(np.dtype(dtype), copy)
+
+    def copy(self, order: str = "C") -> Any:
+        """Return a copy in a new buffer, on the same device."""
+        return super().copy()
+
+    def copyto(self, other: Any) -> Any:
+        """Copy the values into another array of this shape, or to a device; returns the other array or the copy."""
+        return super().copyto(other) if isinstance(other, Context) else write(other, self)
+
+    def _no_method(self, *args: Any, **kwargs: Any) -> Any:
+        raise AttributeError("an mx.np.ndarray does not have all methods of mx.nd.NDArray; see as_nd_ndarray()")
+
+    asscalar = tostype = slice = reshape_like = _no_method  # type: ignore[assignment]
+
+    # -------------------------------------------------------------------------------- indexing and shapes
+    def __getitem__(self, key: Any) -> Any:
+        """Basic indices (integers, slices) return views; index arrays and masks return copies."""
+        if key == () if isinstance(key, tuple) else key is Ellipsis:
+            return self
+        return super().__getitem__(np.asarray(key) if isinstance(key, bool) else key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(value, NDArray) and not isinstance(value, ndarray):
+            raise TypeError("an mx.nd.NDArray cannot be assigned to an mx.np.ndarray; convert it with as_np_ndarray()")
+        if isinstance(key, bool):
+            key = np.asarray(key)
+        try:
+            super().__setitem__(key, value)
+        except (ValueError, TypeError) as error:
+            raise MXNetError(f"cannot assign to an array of shape {self.shape}: {error}") from error
+
+    def reshape(self, *args: Any, order: str = "C") -> Any:
+        """Return a view in another shape, as arguments or one tuple; one size can be -1."""
+        if order != "C":
+            raise NotImplementedError(f"reshape supports order='C', found {order!r}")
+        sizes = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+        size = math.prod(self.shape)
+        rest = size // max(math.prod([s for s in sizes if s != -1]), 1)
+        target = tuple([rest if s == -1 else int(s) for s in sizes])
+        if math.prod(target) != size or sizes.count(-1) > 1:
+            raise ReshapeError(f"Cannot reshape array of size {size} into shape {sizes}: the array is {self.shape}")
+        return self.reshaped(target)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "value":
+            return super().__getattr__(name)
+        raise AttributeError(f"mx.np.ndarray has no attribute {name!r}")
+
+    # -------------------------------------------------------------------------------- operators
+    __hash__ = object.__hash__
+    __add__, __radd__, __iadd__ = _operator("add"), _operator("add", True), _in_place("add")
+    __sub__, __rsub__, __isub__ = _operator("subtract"), _operator("subtract", True), _in_place("subtract")
+    __mul__, __rmul__, __imul__ = _operator("multiply"), _operator("multiply", True), _in_place("multiply")
+    __truediv__, __rtruediv__ = _operator("true_divide"), _operator("true_divide", True)
+    __mod__, __rmod__, __imod__ = _operator("mod"), _operator("mod", True), _in_place("mod")
+    __pow__, __rpow__, __ipow__ = _operator("power"), _operator("power", True), _in_place("power")
+    __and__, __rand__, __iand__ = _operator("bitwise_and"), _operator("bitwise_and", True), _in_place("bitwise_and")
+    __or__, __ror__, __ior__ = _operator("bitwise_or"), _operator("bitwise_or", True), _in_place("bitwise_or")
+    __xor__, __rxor__, __ixor__ = _operator("bitwise_xor"), _operator("bitwise_xor", True), _in_place("bitwise_xor")
+    __matmul__, __rmatmul__, __imatmul__ = _operator("matmul"), _operator("matmul", True), _in_place("matmul")
+    __eq__, __ne__ = _operator("equal"), _operator("not_equal")
+    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
+    __lt__, __le__ = _operator("less"), _operator("less_equal")
+    __itruediv__ = _in_place("true_divide")
+
+    def __neg__(self) -> Any:
+        return unary("negative", self)
+
+    def __abs__(self) -> Any:
+        return unary("abs", self)
+
+    def __invert__(self) -> Any:
+        return unary("invert", self)
+
+    def __round__(self, n: int = 0) -> Any:
+        return compute(elementwise("round"), (self, n))
+
+    def __floor__(self) -> Any:
+        return unary("floor", self)
+
+    def __ceil__(self) -> Any:
+        return unary("ceil", self)
+
+    def __trunc__(self) -> Any:
+        return unary("trunc", self)
+
+
+class _View(View, ndarray):
+    """A view of another array, made by basic indexing or `reshape`: it has the base's values, and writes change the base."""
+
+    __slots__ = ()
+
+
+ndarray._kind, ndarray._view = ndarray, _View
+KINDS["np"] = ndarray
+
+
+def current_kind() -> type[NDArray]:
+    """Return the class of the arrays that gluon and `mx.image` create: ndarray if NumPy array semantics are on, or NDArray."""
+    return ndarray if is_np_array() else NDArray
+
+
+# -------------------------------------------------------------------------------- functions of arrays and other arguments
+_ARRAY = "<array>"  # takes the place of an array among the arguments of a function
+
+
+def compute(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, out: Any = None) -> Any:
+    """Run, or record, a function of JAX arrays and other arguments, also inside tuples, lists and dicts.
+
+    Args:
+        fn: a function of module level or a cached one, because its programs are kept by it.
+        args: positional arguments; lists of arrays become tuples.
+        kwargs: keyword arguments.
+        out: array to write the result into.
+
+    Returns:
+        One ndarray, or a list of them if the function returns several.
+
+    Raises:
+        AssertionError: none of the arguments is an array, as in MXNet.
+        MXNetError: the function does not accept the arrays.
+    """
+    arrays: list[Any] = []
+    operation = _compute_call(fn, _split(args, arrays), _split(kwargs, arrays) if kwargs else (), len(arrays))
+    if not arrays:
+        types = ", ".join(type(a).__name__ for a in args)
+        raise AssertionError(f"{fn.__name__} takes mx.np.ndarrays, found {types}; convert them with mx.np.array")
+    if isinstance(arrays[0], Symbol):
+        node = operation.node(raw_name_of(None, f"np_{fn.__name__}", True), [a.raw_heads[0] for a in arrays], False)
+        return type(arrays[0])([Entry(node, 0)])
+    results = run(operation, arrays, ndarray)
+    return write(out, results[0] if len(results) == 1 else results)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compute_call(fn: Callable[..., Any], args: Any, kwargs: Any, count: int) -> Call:
+    return function_call(_apply, count, (("fn", fn), ("args", args), ("kwargs", kwargs)))
+
+
+def _split(value: Any, arrays: list[Any]) -> Hashable:
+    """Return an argument in hashable form without its arrays, which are appended to `arrays`."""
+    if isinstance(value, (ndarray, np.ndarray, jax.Array, Symbol)):
+        arrays.append(value)
+        return _ARRAY
+    if isinstance(value, (list, tuple)):
+        return tuple([_split(v, arrays) for v in value])
+    if isinstance(value, dict):
+        return tuple([(k, _split(v, arrays)) for k, v in value.items()])
+    return value
+
+
+def _apply(*arrays: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    rest = iter(arrays)
+
+    def merge(value: Any) -> Any:
+        return tuple(map(merge, value)) if isinstance(value, tuple) else next(rest) if value is _ARRAY else value
+
+    with jax.numpy_rank_promotion("allow"):
+        args = merge(args)
+        result = fn(*args, **{k: merge(v) for k, v in kwargs})
+    return tuple(result) if isinstance(result, (list, tuple)) else result

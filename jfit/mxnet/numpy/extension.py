@@ -1,0 +1,195 @@
+"""`mx.npx`: the operators of `mx.nd` that NumPy lacks, for `mx.np.ndarray`s, and the switches of `mx.util`.
+
+>>> from jfit.mx import np, npx
+>>> npx.softmax(np.zeros((1, 2)))
+array([[0.5, 0.5]])
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jfit.mxnet import context, util
+from jfit.mxnet.errors import ReshapeError
+from jfit.mxnet.namespaces import absent
+from jfit.mxnet.ndarray import create
+from jfit.mxnet.ndarray.create import waitall as waitall
+from jfit.mxnet.ndarray.invoke import function
+from jfit.mxnet.numpy import random as random
+from jfit.mxnet.numpy.arrays import ndarray
+
+# name -> operator; those without "=" have the same name
+_SAME = (  # names of operators of `mx.nd`
+    "batch_dot erf erfinv gamma gammaln gather_nd log_softmax one_hot pick relu reshape_like shape_array sigmoid slice "
+    "smooth_l1 softmax topk"
+)
+_OTHER = (
+    "activation=Activation arange_like=_contrib_arange_like batch_flatten=Flatten batch_norm=BatchNorm cast=Cast "
+    "convolution=Convolution deconvolution=Deconvolution dropout=Dropout embedding=Embedding fully_connected=FullyConnected "
+    "layer_norm=LayerNorm leaky_relu=LeakyReLU multibox_detection=_contrib_MultiBoxDetection pooling=Pooling rnn=RNN "
+    "multibox_prior=_contrib_MultiBoxPrior multibox_target=_contrib_MultiBoxTarget roi_pooling=ROIPooling "
+    "sequence_mask=SequenceMask"
+)
+OPERATORS: dict[str, str] = {n: n for n in _SAME.split()} | dict(pair.split("=") for pair in _OTHER.split())  # type: ignore
+_CONTEXT = ("Context", "cpu", "cpu_pinned", "current_context", "gpu", "num_gpus")
+_UTIL = ("is_np_array", "is_np_shape", "reset_np", "set_np")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CONTEXT or name in _UTIL:
+        return getattr(context if name in _CONTEXT else util, name)
+    if name not in OPERATORS:
+        absent("mx.npx", name, __dir__())
+    return function(OPERATORS[name], ndarray)
+
+
+def nonzero(a: Any) -> ndarray:
+    """Return the indices of the entries that are not 0.
+
+    Args:
+        a: ndarray.
+
+    Returns:
+        Integer ndarray (entries, a.ndim).
+
+    Example:
+        >>> from jfit.mx import np
+        >>> nonzero(np.array([0, 3])).tolist()
+        [[1]]
+    """
+    return ndarray(np.argwhere(a.asnumpy()))
+
+
+def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C") -> Any:
+    """Reshape an array with codes for sizes.
+
+    Args:
+        a: the array.
+        newshape: sizes and codes: -1 is inferred, -2 copies the size of the axis, -3 skips an axis of size 1, -4 copies all
+            remaining axes, -5 merges two axes, -6 splits an axis into the next two sizes.
+        reverse: match sizes and codes to the axes from right to left.
+        order: "C".
+
+    Returns:
+        ndarray; a view.
+
+    Raises:
+        ReshapeError: the sizes do not fit.
+
+    Example:
+        >>> from jfit.mx import np
+        >>> reshape(np.ones((2, 3, 8)), (-5, -6, 2, -1)).shape
+        (6, 2, 4)
+    """
+    codes = (newshape,) if isinstance(newshape, int) else tuple(newshape)
+    axes = list(a.shape)
+    if reverse:
+        axes, codes = axes[::-1], codes[::-1]
+    try:
+        sizes = _sizes_of(codes, axes)
+    except (IndexError, StopIteration):
+        raise ReshapeError(f"npx.reshape: {newshape} has more entries than the shape {a.shape} has axes") from None
+    return a.reshape(*(sizes[::-1] if reverse else sizes))
+
+
+def _sizes_of(codes: Sequence[int], axes: list[int]) -> list[int]:
+    """Return sizes without codes except -1."""
+    sizes: list[int] = []
+    rest, axis = iter(codes), 0
+    for code in rest:
+        taken = {-4: len(axes) - axis, -5: 2}.get(code, 1)
+        if code == -5:
+            sizes.append(axes[axis] * axes[axis + 1])
+        elif code == -6:
+            first, second = next(rest), next(rest)
+            sizes += [axes[axis] // second if first == -1 else first, axes[axis] // first if second == -1 else second]
+        elif code != -3:
+            sizes += axes[axis : axis + taken] if code in (-2, -4) else [code]
+        axis += taken
+    return sizes
+
+
+def constraint_check(x: Any, msg: str = "") -> ndarray:
+    """Check that all entries of an array are true.
+
+    Args:
+        x: boolean ndarray.
+        msg: text of the error.
+
+    Returns:
+        ndarray of shape (), True.
+
+    Raises:
+        ValueError: an entry is False.
+
+    Example:
+        >>> from jfit.mx import np
+        >>> constraint_check(np.ones(2) > 0, "not positive")
+        array(True)
+    """
+    if not x.asnumpy().all():
+        raise ValueError(msg)
+    return ndarray(np.array(True))
+
+
+def save(file: str | os.PathLike[str], arr: Any) -> None:
+    """Write arrays to a file in MXNet's format, see `mx.nd.save`.
+
+    Args:
+        file: path of the file.
+        arr: ndarray, list of them or dict of them by name.
+
+    Raises:
+        ValueError: NumPy semantics are off; call `set_np()` first.
+
+    Example:
+        >>> from jfit.mx import np, npx
+        >>> npx.set_np()
+        >>> save("np.params", {"a": np.ones(2)})
+        >>> load("np.params")["a"]
+        array([1., 1.])
+        >>> npx.reset_np()
+    """
+    _need_np("save")
+    create.save(file, [arr] if isinstance(arr, ndarray) else arr)
+
+
+def load(file: str | os.PathLike[str]) -> Any:
+    """Read a file in MXNet's format, see `save`.
+
+    Args:
+        file: path of the file.
+
+    Returns:
+        List of ndarrays, or dict of them by name.
+
+    Raises:
+        ValueError: NumPy semantics are off; call `set_np()` first.
+
+    Example:
+        >>> from jfit.mx import np, npx
+        >>> npx.set_np()
+        >>> save("list.params", [np.ones(2)])
+        >>> load("list.params")
+        [array([1., 1.])]
+        >>> npx.reset_np()
+    """
+    _need_np("load")
+    arrays = create.load(file)
+    if isinstance(arrays, dict):
+        return {name: ndarray(a.value) for name, a in arrays.items()}
+    return [ndarray(a.value) for a in arrays]
+
+
+def _need_np(name: str) -> None:
+    if not (util.is_np_shape() and util.is_np_array()):
+        raise ValueError(f"npx.{name} of mx.np.ndarrays needs NumPy semantics; call npx.set_np() first")
+
+
+def __dir__() -> list[str]:
+    own = ("constraint_check", "load", "nonzero", "random", "reshape", "save", "waitall")
+    return sorted([*own, *_CONTEXT, *_UTIL, *OPERATORS])

@@ -1,0 +1,46 @@
+"""`mx.np.linalg`: linear algebra of jax.numpy, and what MXNet computes with NumPy on the host."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jfit.mxnet.namespaces import absent
+from jfit.mxnet.numpy.functions import compute_with_out, host
+
+_JAX = "cholesky det eigh eigvalsh inv norm pinv slogdet solve svd tensorinv tensorsolve"
+_HOST = "cond eig eigvals lstsq matrix_power matrix_rank multi_dot qr"  # JAX computes eig on CPUs only
+
+
+def svd(a: Any) -> tuple[Any, ...]:
+    """Compute the singular value decomposition a = (u * s) @ v.
+
+    Args:
+        a: ndarray (..., m, n).
+
+    Returns:
+        (u, s, v) of shapes (..., m, k), (..., k) and (..., k, n) with k = min(m, n), s descending.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> svd(mx.np.eye(2))[1].tolist()
+        [1.0, 1.0]
+    """
+    return compute_with_out(jnp.linalg.svd, a, full_matrices=False)
+
+
+@functools.cache
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name in _JAX.split():
+        return functools.partial(compute_with_out, getattr(jnp.linalg, name))
+    if name in _HOST.split():
+        return functools.partial(host, f"linalg.{name}", getattr(np.linalg, name))
+    absent("mx.np.linalg", name, __dir__())
+
+
+def __dir__() -> list[str]:
+    return sorted(f"{_JAX} {_HOST}".split())
