@@ -61,9 +61,9 @@ TABLE: dict[str, str | dict[str, str]] = {
     "contrib.svrg_optimization.svrg_module": {_ARRAYS: "SVRGModule"},
     "contrib.svrg_optimization.svrg_optimizer": {"mxnet.optimizer.svrg": "_AssignmentOptimizer _SVRGOptimizer"},
     "engine": {"mxnet.runtime": "bulk set_bulk_size"},
-    "error": {"mxnet.errors": "InternalError=MXNetError MXNetError"},
+    "error": {"mxnet.errors": "InternalError MXNetError"},
     "executor": "mxnet.executor.executor",
-    "executor_manager": {"mxnet.module.exec_group": "_split_input_slice=split_slices"},
+    "executor_manager": {"mxnet.module.exec_group": "_split_input_slice"},
     "gluon": {
         _ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict Trainer utils",
         "mxnet.gluon.block": "Block",
