@@ -405,7 +405,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     markdown = re.sub(
         r"^\|.*", lambda row: re.sub(r"`[^`]+`", lambda code: code[0].replace("\\|", "|"), row[0]), markdown, flags=re.M
     )
-    if path in ("operators.md", "optimizers.md", "metrics.md", "api/index.md", "api/mx/index.md"):
+    if path in ("operators.md", "optimizers.md", "metrics.md", "mxnet_names.md", "api/index.md", "api/mx/index.md"):
         page.meta["hide"] = ["toc", "navigation"] if path == "operators.md" else ["toc"]
     return markdown if page.file.generated_by else with_site_links(markdown, f"docs/{path}", path)
 

@@ -23,14 +23,15 @@ Each stage can be used without the stages below it.
 
 import logging
 
+# MXNet scripts log at level DEBUG, of which JAX writes a line per operation, the first when it is imported; set the level of
+# "jax" yourself to see them.
+if logging.getLogger("jax").level == logging.NOTSET:
+    logging.getLogger("jax").setLevel(logging.WARNING)
+
 from jfit import disk_cache as _disk_cache
 from jfit import lazy as _lazy
 
 __version__ = "0.1.0"
 
 _disk_cache.start()
-# MXNet scripts log at level DEBUG, of which JAX writes a line per operation; set the level of "jax" yourself to see them.
-if logging.getLogger("jax").level == logging.NOTSET:
-    logging.getLogger("jax").setLevel(logging.WARNING)
-
 _lazy.stub(__name__)

@@ -215,23 +215,26 @@ class NDArrayIter(DataIter):
         super().__init__(batch_size)
         one_of(HANDLES, last_batch_handle=last_batch_handle)
         positive_integer(batch_size=batch_size)
-        self.data, self.label = _named(data, data_name), _named(label, label_name)
-        self.num_data = _count(self.data + self.label)
+        self.inputs, self.labels = _named(data, data_name), _named(label, label_name)
+        self.num_data = _count(self.inputs + self.labels)
         self.shuffle, self.last_batch_handle, self.layout = (shuffle, last_batch_handle, layout)
         self._rng = None if seed is None else np.random.Generator(np.random.Philox(seed))  # None: NumPy's global generator
         self._order = self._mix = np.arange(self.num_data)  # rows in reading order; the permutation that `reset` applies
         self._carry = self._order[:0]  # rows rolled over into this epoch
         self._begin(self._carry)
 
+    data = property(lambda self: self.inputs, doc="The data arrays, (name, array) pairs.")
+    label = property(lambda self: self.labels, doc="The label arrays, (name, array) pairs.")
+
     @property
     def provide_data(self) -> list[DataDesc]:
         """Descriptions of the data arrays."""
-        return self._describe(self.data)
+        return self._describe(self.inputs)
 
     @property
     def provide_label(self) -> list[DataDesc]:
         """Descriptions of the label arrays."""
-        return self._describe(self.label)
+        return self._describe(self.labels)
 
     @property
     def num_batches(self) -> int:
@@ -243,7 +246,7 @@ class NDArrayIter(DataIter):
     @property
     def in_memory(self) -> bool:
         """Whether all arrays are NumPy arrays (none is sparse or an h5py dataset)."""
-        return all(isinstance(array, np.ndarray) for _, array in self.data + self.label)
+        return all(isinstance(array, np.ndarray) for _, array in self.inputs + self.labels)
 
     @property
     def started(self) -> bool:
@@ -280,11 +283,11 @@ class NDArrayIter(DataIter):
 
     def getdata(self) -> list[Any]:
         """Data arrays of the current batch."""
-        return self._pick(self.data)
+        return self._pick(self.inputs)
 
     def getlabel(self) -> list[Any]:
         """Label arrays of the current batch."""
-        return self._pick(self.label)
+        return self._pick(self.labels)
 
     def getindex(self) -> np.ndarray:
         """Row indices of the current batch in the arrays passed to the constructor, (batch_size,)."""

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from jfit import lazy as _lazy
-from jfit.graph import compose, serial
+from jfit.graph import compose, create, serial
 from jfit.graph import control as contrib
 from jfit.graph.nodes import GraphError, bind_class
 from jfit.graph.scopes import AttrScope, NameManager, Prefix
@@ -20,6 +20,9 @@ from jfit.ops import ALIASES, UnknownOperator
 
 Variable = var = bind_class(Symbol, compose.variable)
 Group = bind_class(Symbol, compose.group)
+zeros, ones, full = (bind_class(Symbol, build) for build in (create.zeros, create.ones, create.full))
+arange, linspace = (bind_class(Symbol, build) for build in (create.arange, create.linspace))
+eye, histogram = (bind_class(Symbol, build) for build in (create.eye, create.histogram))
 load = bind_class(Symbol, serial.load)
 load_json = bind_class(Symbol, serial.load_json)
 
@@ -31,10 +34,17 @@ __all__ = [
     "Prefix",
     "Symbol",
     "Variable",
+    "arange",
     "contrib",
+    "eye",
+    "full",
+    "histogram",
+    "linspace",
     "load",
     "load_json",
+    "ones",
     "var",
+    "zeros",
 ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jfit.checks import name_hint
 from jfit.graph.names import Derived, derived
-from jfit.graph.nodes import Entry, G, Graph, GraphError, Node, underscored
+from jfit.graph.nodes import HIDDEN_KEYS, Entry, G, Graph, GraphError, Node, underscored
 from jfit.graph.scopes import AttrScope, raw_name_of
 from jfit.ops import Op, lookup, record_for
 from jfit.ops.attributes import DTYPES, REQUIRED
@@ -164,7 +164,8 @@ def apply_op(
     named = {k: v for k, v in kwargs.items() if isinstance(v, Graph)}
     custom = lookup(name).resolve is not None  # Custom: its class receives str(argument) of every argument, even None
     text = str if custom else text_of
-    values = {k: v for k, v in kwargs.items() if not isinstance(v, Graph) and (custom or v is not None)}
+    kept = {k for k, a in lookup(name).attrs.items() if custom or a.none_differs}
+    values = {k: v for k, v in kwargs.items() if not isinstance(v, Graph) and (custom or v is not None or k in kept)}
     op = record_for(name, {k: text(v) for k, v in values.items()} if custom else values)
     if any(a is None for a in args):
         raise GraphError(f"operator {op.name} got None by position; leave out a missing input and pass later arguments by name")
@@ -174,6 +175,7 @@ def apply_op(
         raise GraphError(f"operator {op.name} got {len(positional)} attributes by position, expected at most {len(free)}")
     for key, value in zip(free, positional, strict=False):
         values[key] = value  # attributes may follow the inputs by position, as in sym.clip(x, 0, 1)
+    hidden = {k: text(values.pop(k)) for k in HIDDEN_KEYS if k in values and k not in op.attrs and not custom}
     if op.variadic and op.variadic not in values:
         values[op.variadic] = len(symbols) + len(named) + len(subgraphs)
     for key in values:
@@ -188,7 +190,7 @@ def apply_op(
     if isinstance(raw_name, Derived):
         raw_name.auto.context, raw_name.auto.reserved = tuple([h for s in sources for h in s.raw_heads]), reserved
     texts = {k: text(v) for k, v in values.items()}
-    attrs = AttrScope.current() | underscored(dict(attr or {})) | texts
+    attrs = AttrScope.current() | underscored({**(attr or {}), **hidden}) | texts
     probe = Node(op, raw_name, attrs, (), subgraphs)  # parses the attributes, so that errors have the node's name
     for key in ("num_outputs", op.variadic or ""):
         if key in probe.params and probe.params[key] < 1:

@@ -209,7 +209,8 @@ def _infer_shapes(
     known: Known = {}
     for node in order:
         if node.op is None:
-            known[id(node), 0] = _merge(_declared(node, "__shape__", _read_shape), passed.get(node.name), node, 0)
+            declared, other = _declared(node, "__shape__", _read_shape), passed.get(node.name)
+            known[id(node), 0] = other if other and graph.PASSED_SHAPES_REPLACE else _merge(declared, other, node, 0)
     known.update({(id(h.node), h.index): s for h, s in zip(graph.heads, outs, strict=False) if h.node.op is not None})
     provisional: set[tuple[int, int]] = set()  # outputs whose shapes come from inputs with unknown sizes
     for _ in range(MAX_SWEEPS):

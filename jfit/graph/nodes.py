@@ -25,7 +25,10 @@ HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_sta
 
 
 def underscored(attrs: dict[str, str]) -> dict[str, str]:
-    """Rename user attributes in `HIDDEN_KEYS` to the stored form, such as `lr_mult` to `__lr_mult__`."""
+    """Rename user attributes in `HIDDEN_KEYS` to the stored form, such as `lr_mult` to `__lr_mult__`; all must be strings."""
+    for key, value in attrs.items():
+        if not isinstance(value, str):
+            raise GraphError(f"attribute {key!r} is {value!r}; attributes of a graph are strings, pass {str(value)!r}")
     return {(f"__{k}__" if k in HIDDEN_KEYS else k): v for k, v in attrs.items()}
 
 
@@ -299,6 +302,7 @@ class Graph(_Immutable):
     # last layer on a part of a trained network must not take the parameters of the layer that it replaces.
     reserved: frozenset[str]
     NAMES_PER_PROCESS = False  # True in subclasses whose automatic names count all nodes of the process, as MXNet's do
+    PASSED_SHAPES_REPLACE = False  # True in subclasses where a shape passed to inference replaces that of the Variable
 
     def __init__(self, heads: Iterable[Entry], reserved: frozenset[str] = frozenset()) -> None:
         _put(self, "raw_heads", tuple(heads))

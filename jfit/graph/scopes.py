@@ -19,6 +19,21 @@ def _stack(kind: str) -> list[Any]:
     return stacks.setdefault(kind, [NameManager()] if kind == "name" else [])
 
 
+class _Current:
+    """What MXNet calls the current scope of this thread, `NameManager._current.value`."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    @property
+    def value(self) -> Any:
+        return AttrScope(**AttrScope.current()) if self._kind == "attr" else _stack("name")[-1]
+
+    @value.setter
+    def value(self, scope: Any) -> None:
+        _stack(self._kind)[-1:] = [scope]
+
+
 class NameManager:
     """Names unnamed nodes `<operator><number>`, numbering each operator from 0; use as a context manager.
 
@@ -31,6 +46,8 @@ class NameManager:
         ...     jfit.sym.relu(jfit.sym.Variable("x")).name
         'relu0'
     """
+
+    _current = _Current("name")
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -94,11 +111,14 @@ class AttrScope:
         '0.1'
     """
 
+    _current = _Current("attr")
+
     def __init__(self, **attrs: str) -> None:
-        for key, value in attrs.items():
-            if not isinstance(value, str):
-                raise ValueError(f"attribute {key!r} is {value!r}; attributes of a graph are strings, pass {str(value)!r}")
-        self._attrs = underscored(attrs)
+        self._attr = underscored(attrs)
+
+    def get(self, attr: dict[str, str] | None) -> dict[str, str]:
+        """Return the attributes of this scope, overridden by `attr`."""
+        return {**self._attr, **(attr or {})}
 
     def __enter__(self):
         _stack("attr").append(self)
@@ -112,7 +132,7 @@ class AttrScope:
         """Merge the attributes of all active scopes; inner scopes override outer ones."""
         merged: dict[str, str] = {}
         for scope in _stack("attr"):
-            merged.update(scope._attrs)
+            merged.update(scope._attr)
         return merged
 
 

@@ -35,6 +35,7 @@ TYPES = {
     "a tuple of numbers": "float | Sequence[float]",
     "a dtype name": "_DType",
 }
+BUILDERS = ["Variable", "Group", "load", "load_json", "zeros", "ones", "full", "arange", "linspace", "eye", "histogram"]
 NODE = ["name: str | None = None", "attr: Mapping[str, str] | None = None"]
 
 
@@ -135,9 +136,11 @@ def _doc(op: Op) -> str:
 
 def builders() -> Iterator[str]:
     """Yield the functions of `jfit.graph` that build or read graphs, with the signatures that they have at run time."""
-    for name in ("Variable", "Group", "load", "load_json"):
+    for name in BUILDERS:
         function = getattr(graph, name)
-        signature = str(inspect.signature(function)).replace("'", "").replace("[Graph]", "[Symbol]")
+        signature = (
+            str(inspect.signature(function)).replace("'", "").replace("[Graph]", "[Symbol]").replace(": Graph", ": Symbol")
+        )
         first = (inspect.getdoc(function) or "").split("\n")[0]
         yield f'def {name}{signature}:\n    """{first}"""\n'
     yield "var = Variable\n"
@@ -145,7 +148,7 @@ def builders() -> Iterator[str]:
 
 def stub() -> str:
     """Return the text of the stub."""
-    public = [name for name in graph.__all__ if name not in ("Variable", "Group", "load", "load_json", "var")]
+    public = [name for name in graph.__all__ if name not in (*BUILDERS, "var")]
     imports = "".join(f"from jfit.graph import {name} as {name}\n" for name in public)
     dtypes = "_DType = type[np.generic] | np.dtype[Any]\n"
     names = f"__all__: list[str] = {graph.__all__!r}\n"

@@ -12,12 +12,20 @@ from typing import Any
 from jfit.mxnet.namespaces import absent
 
 _ARRAYS = "mxnet.ndarray_classes"
+_FAMILIES = (".densenet", ".inception", ".mobilenet", ".resnet", ".squeezenet", ".vgg")  # of nets
+_CELLS = (
+    "BidirectionalCell DropoutCell GRUCell HybridRecurrentCell HybridSequentialRNNCell LSTMCell ModifierCell RNNCell "
+    "RecurrentCell ResidualCell SequentialRNNCell ZoneoutCell"
+)
 # Module below `jfit.mx` -> the module below `jfit` that has its names; or, if several modules define them, a dict of these:
 # "name=other" is called `other` there, "*" are all its public names, "" is the module of the table itself.
 TABLE: dict[str, str | dict[str, str]] = {
     "attribute": {"graph.scopes": "AttrScope"},
     "autograd": "mxnet.autograd",
-    "base": {"mxnet.errors": "DamagedFile MXNetError MissingFile ReshapeError string_types translated"},
+    "base": {
+        "mxnet.errors": "DamagedFile MXNetError MissingFile MissingGradient NotImplementedForSymbol ReshapeError classproperty "
+        "NotSupportedForSparseNDArray data_dir integer_types mx_real_t numeric_types py_str string_types translated with_metaclass"
+    },
     "callback": {
         "mxnet.callback": "BatchEndParam LogValidationMetricsCallback ProgressBar Speedometer do_checkpoint log_train_metric "
         "module_checkpoint"
@@ -31,15 +39,62 @@ TABLE: dict[str, str | dict[str, str]] = {
     "contrib.svrg_optimization": {"": "svrg_module svrg_optimizer"},
     "contrib.svrg_optimization.svrg_module": {_ARRAYS: "SVRGModule"},
     "contrib.svrg_optimization.svrg_optimizer": {"mxnet.optimizer.svrg": "_AssignmentOptimizer _SVRGOptimizer"},
+    "engine": {"mxnet.runtime": "bulk set_bulk_size"},
+    "error": {"mxnet.errors": "InternalError=MXNetError MXNetError"},
     "executor": "mxnet.executor.executor",
+    "executor_manager": {"mxnet.module.exec_group": "_split_input_slice=split_slices"},
     "gluon": {
         _ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict Trainer utils",
         "mxnet.gluon.block": "Block",
         "mxnet.gluon.hybrid": "HybridBlock SymbolBlock",
-        "": "block parameter trainer",
+        "": "block contrib data loss model_zoo nn parameter rnn trainer",
     },
     "gluon.block": {"mxnet.gluon.block": "Block", "mxnet.gluon.hybrid": "HybridBlock SymbolBlock"},
+    "gluon.contrib": {"": "cnn data estimator nn rnn"},
+    "gluon.contrib.cnn": "mxnet.gluon.contrib.cnn",
+    "gluon.contrib.data": {"mxnet.gluon.data.sampler": "IntervalSampler", "": "sampler"},
+    "gluon.contrib.data.sampler": {"mxnet.gluon.data.sampler": "IntervalSampler"},
+    "gluon.contrib.estimator": {
+        "mxnet.gluon.contrib.estimator.batch_processor": "*",
+        "mxnet.gluon.contrib.estimator.estimator": "*",
+        "mxnet.gluon.contrib.estimator.event_handler": "*",
+        "": "batch_processor estimator event_handler",
+    },
+    "gluon.contrib.estimator.batch_processor": "mxnet.gluon.contrib.estimator.batch_processor",
+    "gluon.contrib.estimator.estimator": "mxnet.gluon.contrib.estimator.estimator",
+    "gluon.contrib.estimator.event_handler": "mxnet.gluon.contrib.estimator.event_handler",
+    "gluon.contrib.nn": "mxnet.gluon.contrib.nn",
+    "gluon.contrib.rnn": {
+        "mxnet.gluon.contrib.rnn": "Conv1DGRUCell Conv1DLSTMCell Conv1DRNNCell Conv2DGRUCell Conv2DLSTMCell Conv2DRNNCell "
+        "Conv3DGRUCell Conv3DLSTMCell Conv3DRNNCell LSTMPCell VariationalDropoutCell",
+        "": "conv_rnn_cell rnn_cell",
+    },
+    "gluon.contrib.rnn.conv_rnn_cell": "mxnet.gluon.contrib.rnn",
+    "gluon.contrib.rnn.rnn_cell": "mxnet.gluon.contrib.rnn",
+    "gluon.data": {
+        "mxnet.gluon.data.dataset": "*",
+        "mxnet.gluon.data.sampler": "BatchSampler FilterSampler RandomSampler Sampler SequentialSampler",
+        "mxnet.gluon.data.dataloader": "DataLoader",
+        "": "dataloader dataset sampler vision",
+    },
+    "gluon.data.dataloader": "mxnet.gluon.data.dataloader",
+    "gluon.data.dataset": {"mxnet.gluon.data.dataset": "*"},
+    "gluon.data.sampler": {"mxnet.gluon.data.sampler": "*"},
+    "gluon.data.vision": {"mxnet.gluon.data.vision.datasets": "*", "": "datasets transforms"},
+    "gluon.data.vision.datasets": "mxnet.gluon.data.vision.datasets",
+    "gluon.data.vision.transforms": "mxnet.gluon.data.vision.transforms",
+    "gluon.loss": "mxnet.gluon.loss",
+    "gluon.model_zoo": {"": "model_store vision"},
+    "gluon.model_zoo.model_store": "mxnet.gluon.model_zoo.model_store",
+    **{f"gluon.model_zoo.vision{of}": "mxnet.gluon.model_zoo.vision" for of in ("", *_FAMILIES)},
+    "gluon.nn": "mxnet.gluon.nn",
+    "gluon.nn.activations": "mxnet.gluon.nn.activations",
+    "gluon.nn.basic_layers": "mxnet.gluon.nn.basic_layers",
+    "gluon.nn.conv_layers": "mxnet.gluon.nn.conv_layers",
     "gluon.parameter": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict"},
+    "gluon.rnn": {"mxnet.gluon.rnn.cells": _CELLS, "mxnet.gluon.rnn.layers": "GRU LSTM RNN", "": "rnn_cell rnn_layer"},
+    "gluon.rnn.rnn_cell": {"mxnet.gluon.rnn.cells": _CELLS},
+    "gluon.rnn.rnn_layer": {"mxnet.gluon.rnn.layers": "GRU LSTM RNN"},
     "gluon.trainer": {_ARRAYS: "Trainer"},
     "gluon.utils": "mxnet.gluon.utils",
     "image": "mxnet.image",
@@ -49,10 +104,14 @@ TABLE: dict[str, str | dict[str, str]] = {
     },
     "io": "mxnet.io.arrays",
     "kvstore": {_ARRAYS: "KVStore KVStoreBase create"},
+    "libinfo": {"mxnet.runtime": "find_include_path find_lib_path"},
+    "library": {"mxnet.runtime": "load"},
+    "log": {"mxnet.logs": "CRITICAL DEBUG ERROR INFO NOTSET WARNING getLogger get_logger"},
     "lr_scheduler": {
         "mxnet.optimizer.lr_scheduler": "CosineScheduler FactorScheduler LRScheduler MultiFactorScheduler PolyScheduler"
     },
     "metric": "mxnet.metric",
+    "misc": {"mxnet.misc": "FactorScheduler LearningRateScheduler"},
     "model": {_ARRAYS: "BatchEndParam FeedForward load_checkpoint load_params save_checkpoint"},
     "module": {_ARRAYS: "BaseModule BucketingModule Module PythonLossModule PythonModule SequentialModule"},
     "monitor": {_ARRAYS: "Monitor"},
@@ -65,10 +124,15 @@ TABLE: dict[str, str | dict[str, str]] = {
     "numpy_extension.random": "mxnet.numpy.random",
     "operator": "mxnet.operator",
     "optimizer": {"mxnet.optimizer": "*", _ARRAYS: "Updater get_updater"},
+    "profiler": "mxnet.profiler",
     "random": "mxnet.random",
     "recordio": {"mxnet.recordio": "IRHeader MXIndexedRecordIO MXRecordIO pack pack_img unpack unpack_img"},
+    "registry": {"mxnet.registry": "get_alias_func get_create_func get_register_func get_registry"},
     "rnn": "mxnet.rnn",
+    "rtc": {"mxnet.runtime": "CudaModule"},
+    "runtime": {"mxnet.runtime": "Feature Features feature_list"},
     "symbol": "mxnet.symbol",
+    "test_utils": "mxnet.test_utils",
     "util": "mxnet.util",
     "visualization": "mxnet.visualization",
 }

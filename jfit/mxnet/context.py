@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -13,16 +13,36 @@ from jfit.parallel import contexts
 __all__ = ["Context", "cpu", "cpu_pinned", "current_context", "gpu", "num_gpus", "tpu"]
 
 _local = threading.local()
-_TYPE_IDS = {"cpu": 1, "gpu": 2, "tpu": 6}  # MXNet's numbers are 1, 2, 3 and 5; it has no TPU
 _KINDS = {"cpu_pinned": "cpu", "cpu_shared": "cpu"}  # MXNet's CPU memory kinds; jfit does not distinguish them
 
 
-class Context(contexts.Context):
+class _DefaultContext(type(contexts.Context)):
+    """Adds the class attribute `Context.default_ctx`."""
+
+    @property
+    def default_ctx(cls) -> Context:
+        return current_context()
+
+    @default_ctx.setter
+    def default_ctx(cls, ctx: Context) -> None:
+        set_default(ctx)
+
+
+class _Current:
+    """What MXNet calls the current context of this thread: `Context._default_ctx.value`."""
+
+    value = property(lambda self: current_context(), lambda self, ctx: set_default(ctx))
+
+
+class Context(contexts.Context, metaclass=_DefaultContext):
     """A device, given by kind and number; `with ctx:` makes it the default device of new arrays.
 
     Args:
         device_type: "cpu", "gpu" or "tpu", or a context to copy.
         device_id: number among the devices of this kind, from 0.
+
+    Attributes:
+        default_ctx: of the class: the current context of this thread; assigning replaces it.
 
     Example:
         >>> with Context("cpu", 1):
@@ -49,7 +69,7 @@ class Context(contexts.Context):
             >>> cpu().device_typeid, gpu(1).device_typeid
             (1, 2)
         """
-        return _TYPE_IDS[self.kind]
+        return self.devstr2type[self.kind]
 
     @property
     def device_id(self) -> int:
@@ -63,12 +83,26 @@ class Context(contexts.Context):
     def __exit__(self, *exc: object) -> None:
         _stack().pop()
 
+    devtype2str: ClassVar = {1: "cpu", 2: "gpu", 3: "cpu_pinned", 5: "cpu_shared", 6: "tpu"}  # MXNet has no TPU
+    _default_ctx: ClassVar = _Current()
+    devstr2type: ClassVar = {name: number for number, name in devtype2str.items()}
+
     def empty_cache(self) -> None:
         """Do nothing: XLA manages device memory and has no cache to empty."""
 
 
 def _stack() -> list[Context]:
-    return _local.__dict__.setdefault("stack", [])
+    """Return the contexts of this thread: the default, then those of all `with ctx:` blocks that are open."""
+    return _local.__dict__.setdefault("stack", [Context("cpu", 0)])
+
+
+def set_default(ctx: Context) -> None:
+    """Make a context the current one of this thread; at the end of an open `with ctx:` block the outer one returns.
+
+    Example:
+        >>> set_default(cpu(0))
+    """
+    _stack()[-1] = Context(ctx)
 
 
 def cpu(device_id: int = 0) -> Context:
@@ -152,7 +186,7 @@ def num_gpus() -> int:
 
 
 def current_context() -> Context:
-    """Return the context of the innermost `with ctx:` block of this thread, or cpu(0) outside of one, as in MXNet.
+    """Return the context of the innermost `with ctx:` block of this thread; outside of one the default, cpu(0).
 
     Returns:
         Context.
@@ -161,7 +195,7 @@ def current_context() -> Context:
         >>> current_context()
         cpu(0)
     """
-    return _stack()[-1] if _stack() else Context("cpu", 0)
+    return _stack()[-1]
 
 
 def context_of(array: Any) -> Context:

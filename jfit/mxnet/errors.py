@@ -3,16 +3,104 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from jfit.counters import explained
 from jfit.formats.atomic import FormatError
 from jfit.graph.nodes import GraphError
 from jfit.ops import UnknownOperator
 
-__all__ = ["DamagedFile", "MXNetError", "MissingFile", "ReshapeError", "string_types", "translated"]
+__all__ = [
+    "DamagedFile",
+    "MXNetError",
+    "MissingFile",
+    "MissingGradient",
+    "NotImplementedForSymbol",
+    "NotSupportedForSparseNDArray",
+    "ReshapeError",
+    "classproperty",
+    "data_dir",
+    "integer_types",
+    "mx_real_t",
+    "numeric_types",
+    "py_str",
+    "string_types",
+    "translated",
+    "with_metaclass",
+]
 
-string_types = (str,)
+string_types, integer_types = (str,), (int, np.int32, np.int64)
+numeric_types = (float, int, np.generic)
+mx_real_t = np.float32
+
+
+def data_dir() -> str:
+    """Return the folder of downloaded files: MXNET_HOME, by default ~/.mxnet.
+
+    Example:
+        >>> import os
+        >>> os.environ["MXNET_HOME"] = "data"
+        >>> data_dir(), os.environ.pop("MXNET_HOME")
+        ('data', 'data')
+    """
+    return os.environ.get("MXNET_HOME") or os.path.join(os.path.expanduser("~"), ".mxnet")
+
+
+def py_str(text: bytes) -> str:
+    """Decode UTF-8 text.
+
+    Args:
+        text: the bytes.
+
+    Returns:
+        str.
+
+    Example:
+        >>> py_str(b"conv")
+        'conv'
+    """
+    return text.decode("utf-8")
+
+
+class classproperty(property):
+    """A property of a class: `@classproperty` before a method of the class.
+
+    Args:
+        fget: function of the class.
+
+    Example:
+        >>> class Net:
+        ...     @classproperty
+        ...     def kind(cls):
+        ...         return cls.__name__
+        >>> Net.kind
+        'Net'
+    """
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        assert self.fget is not None
+        return self.fget(owner)
+
+
+def with_metaclass(meta: type, *bases: type) -> type:
+    """Return a class with this metaclass and these bases, to derive from.
+
+    Args:
+        meta: the metaclass.
+        bases: the bases.
+
+    Returns:
+        The class.
+
+    Example:
+        >>> issubclass(with_metaclass(type, dict), dict)
+        True
+    """
+    return meta("Base", bases, {})
 
 
 class MXNetError(RuntimeError):
@@ -37,6 +125,18 @@ class MissingFile(FileNotFoundError, MXNetError):
 
 class ReshapeError(MXNetError, ValueError):
     """A reshape to a different number of elements: MXNet raises MXNetError if it is larger, ValueError if smaller."""
+
+
+class MissingGradient(MXNetError, ValueError):
+    """A backward pass without the gradient of an output that is not a loss."""
+
+
+class NotImplementedForSymbol(MXNetError, TypeError):
+    """An operation that NDArrays support and symbols do not, such as `if symbol:`."""
+
+
+class NotSupportedForSparseNDArray(MXNetError, TypeError):
+    """An operation that dense arrays support and sparse ones do not."""
 
 
 @contextlib.contextmanager

@@ -33,6 +33,17 @@ def seed(number: int) -> None:
     _STATE.update(seed=int(number), count=0)
 
 
+def position() -> tuple[int, int]:
+    """Return (seed, number of keys derived since it was set), which determine the next keys.
+
+    Example:
+        >>> seed(3)
+        >>> position()
+        (3, 0)
+    """
+    return _STATE["seed"], _STATE["count"]
+
+
 def next_key() -> Array:
     """Return the next typed key: fold_in(key(seed), n) for the n-th call, or a key derived from that of `use_key`.
 

@@ -54,13 +54,14 @@ class Namespace:
         self, where: str, prefixes: Sequence[str], make: Callable[[str], Any], functions: Sequence[Callable[..., Any]] = ()
     ) -> None:
         self._where, self._prefixes, self._make = where, tuple(prefixes), make
-        self.__dict__.update((f.__name__, f) for f in functions)
+        self._functions = {f.__name__: f for f in functions}
+        self.__dict__.update(self._functions)
 
     def __getattr__(self, name: str) -> Any:
         return find(self._where, self._prefixes, name, self._make)
 
     def __dir__(self) -> list[str]:
-        return sorted(a[len(p) :] for p in self._prefixes for a in ALIASES if a.startswith(p))
+        return sorted({*self._functions, *(a[len(p) :] for p in self._prefixes for a in ALIASES if a.startswith(p))})
 
 
 def find(where: str, prefixes: Sequence[str], name: str, make: Callable[[str], Any]) -> Any:

@@ -118,6 +118,11 @@ class Attr(NamedTuple):
         except Exception as error:  # whatever the parser of Python raises for a text
             raise ValueError(f"operator {op}: attribute {key} is {value!r}, expected {self.kind}") from error
 
+    @property
+    def none_differs(self) -> bool:
+        """Whether None is a value of its own, not another word for the default."""
+        return self.default is not None and self.kind.endswith("or None")
+
 
 def _literal(value: Any) -> Any:
     """Parse a string of a symbol file as a Python literal; the 'L' of Python 2's long integers is dropped."""

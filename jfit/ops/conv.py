@@ -64,10 +64,23 @@ def _batch_known(data: tuple[int, ...] | None, outs: list) -> tuple[int, ...] | 
     return data
 
 
+def _image_known(attrs: Attrs, data: tuple[int, ...], outs: list) -> tuple[int, ...]:
+    """Fill in unknown sizes of the image along axes of stride 1 from the output shape."""
+    if 0 not in data or not outs or not outs[0] or len(outs[0]) != len(data):
+        return data
+    window, start = window_of(attrs), 2 if _layout(attrs, data)[1] == "C" else 1
+    sizes = list(data)
+    for i, (k, s, (before, after), d) in enumerate(zip(attrs.kernel, *window, strict=True), start):
+        if not sizes[i] and s == 1 and outs[0][i]:
+            sizes[i] = outs[0][i] + d * (k - 1) - before - after
+    return tuple(sizes)
+
+
 def _fill_by(op: str, attrs: Attrs, ins: list, outs: list) -> list:
     data = _batch_known(ins[0], outs)
     if data is None:
         return [None, ins[1], *_bias(attrs)]
+    data = _image_known(attrs, data, outs) if op == "Convolution" else data
     channels, groups = _channels(attrs, data), attrs.num_group
     first, second = (attrs.num_filter, channels // groups) if op == "Convolution" else (channels, attrs.num_filter // groups)
     return [data, (first, *_arranged(_layout(attrs, data), second, attrs.kernel)), *_bias(attrs)]

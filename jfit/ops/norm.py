@@ -269,7 +269,7 @@ def _groups(attrs: Attrs, data: Shape) -> int:
 )
 def group_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -> tuple[Array, ...]:
     """y = γ (x - μ) / √(σ² + ε) + β, with μ and σ² per row and group of channels (axis 1); γ and β have one entry per GROUP."""
-    rows, groups = data.shape[0], attrs.num_groups
+    rows, groups = data.shape[0], _groups(attrs, data.shape)
     wide = data.astype(accumulating(data.dtype)).reshape(rows, groups, -1)
     unit, mean, std = _standardised(wide, (2,), attrs.eps)
     scale, shift = (v.astype(wide.dtype).reshape(1, groups, 1) for v in (gamma, beta))

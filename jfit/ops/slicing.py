@@ -149,7 +149,7 @@ def slice_(ctx, attrs, data):
 
 @operator(
     "slice_axis",
-    attrs={"axis": integer(), "begin": integer(), "end": maybe_integer(integer().default)},
+    attrs={"axis": integer(), "begin": integer(), "end": maybe_integer()},
     rows=same_size_rows,
 )
 def slice_axis(ctx, attrs, data):

@@ -17,7 +17,7 @@ from jfit.graph import contrib as contrib
 
 _DType = type[np.generic] | np.dtype[Any]
 
-__all__: list[str] = ['AttrScope', 'GraphError', 'Group', 'NameManager', 'Prefix', 'Symbol', 'Variable', 'contrib', 'load', 'load_json', 'var']
+__all__: list[str] = ['AttrScope', 'GraphError', 'Group', 'NameManager', 'Prefix', 'Symbol', 'Variable', 'arange', 'contrib', 'eye', 'full', 'histogram', 'linspace', 'load', 'load_json', 'ones', 'var', 'zeros']
 
 def __dir__() -> list[str]: ...
 
@@ -32,6 +32,27 @@ def load(path: str | os.PathLike[str]) -> Symbol:
 
 def load_json(text: str) -> Symbol:
     """Read a graph from symbol.json text, as written by jfit or by MXNet 0.7 to 1.9."""
+
+def zeros(shape: Any, dtype: Any = float32, **kwargs: Any) -> Symbol:
+    """Create a node whose output is filled with 0."""
+
+def ones(shape: Any, dtype: Any = float32, **kwargs: Any) -> Symbol:
+    """Create a node whose output is filled with 1."""
+
+def full(shape: Any, val: float, dtype: Any = float32, **kwargs: Any) -> Symbol:
+    """Create a node whose output is filled with one value."""
+
+def arange(start: float, stop: float | None = None, step: float = 1.0, repeat: int = 1, **kwargs: Any) -> Symbol:
+    """Create a node of evenly spaced values in [start, stop), each repeated `repeat` times."""
+
+def linspace(start: float, stop: float, num: int, endpoint: bool = True, **kwargs: Any) -> Symbol:
+    """Create a node of `num` evenly spaced values from `start` to `stop`."""
+
+def eye(N: int, M: int = 0, k: int = 0, **kwargs: Any) -> Symbol:
+    """Create a node with ones on a diagonal and zeros elsewhere."""
+
+def histogram(a: Symbol, bins: Any = 10, range: Any = None, **kwargs: Any) -> Symbol:
+    """Count the entries of an array in bins, as `numpy.histogram`."""
 
 var = Variable
 
@@ -1806,11 +1827,11 @@ _npx_slice = slice
 _sparse_slice = slice
 
 @overload
-def slice_axis(data: Symbol | None = None, *, axis: int, begin: int, end: int | None, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+def slice_axis(data: Symbol | None = None, *, axis: int, begin: int, end: int | None = None, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """y = x[begin:end] along one axis; end None is the end of the axis."""
 
 @overload
-def slice_axis(data: Symbol, axis: int, begin: int, end: int | None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+def slice_axis(data: Symbol, axis: int, begin: int, end: int | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """y = x[begin:end] along one axis; end None is the end of the axis."""
 
 def slice_like(data: Symbol | None = None, shape_like: Symbol | None = None, axes: int | Sequence[int] = (), *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:

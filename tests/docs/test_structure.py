@@ -20,7 +20,7 @@ STAGES = [
     "init", "lowering", "optim", "metrics", "data", "step", "distributed", "parallel",
     "history", "checkpoints", "callbacks", "feed", "evaluate", "prepare", "loop", "run", "fit", "tools",
     "load", "export", "mxnet",
-    "checkpoint", "losses", "mx", "sym",  # re-exports only: short paths
+    "checkpoint", "losses", "mx", "sym",  # re-exports: short paths
     "bench", "runs",  # commands
 ]
 # fmt: on

@@ -22,7 +22,7 @@ from jfit.mx._modules import TABLE
         (mx.io, "ImageDetRecordIter", "mx.io.ImageDetRecordIter"),
         (mx.mod, "Modul", "'Module'"),
         (mx.init, "Xavie", "'Xavier'"),
-        (mx.gluon, "nn", "mx.gluon.nn"),
+        (mx.gluon, "HybridBlok", "'HybridBlock'"),
     ],
 )
 def test_a_missing_name_raises_attribute_error(module, name, near):

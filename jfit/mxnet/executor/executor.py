@@ -114,8 +114,14 @@ class Executor:
 
     @property
     def outputs(self) -> list[NDArray]:
-        """Outputs of the last `forward`, a list of NDArrays that are computed when they are read."""
-        self._last_pass()
+        """Outputs of the last `forward`, a list of NDArrays that are computed when they are read.
+
+        Before the first `forward`, they are those of the current values of the arguments.
+        """
+        if self._deferred is None:
+            program, arrays = translated()(self._programs.forward(False)), self._arrays()
+            deferred = Deferred(lambda: program(*arrays, _fixed_key()))
+            return [Output(deferred, i) for i in range(len(self._symbol.heads))]
         return list(self._outputs)
 
     def _last_pass(self) -> Deferred:

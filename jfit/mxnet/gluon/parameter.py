@@ -217,7 +217,9 @@ class Parameter:
         return [self.arrays.wrap(cell) for cell in self._cells(self._dense())]
 
     def row_sparse_data(self, row_id: Any) -> Any:
-        """Return a dense copy of a row_sparse parameter on the first context, with all rows except `row_id` set to 0.
+        """Return a row_sparse parameter as a dense array on the first context, with all rows except `row_id` set to 0.
+
+        The next call writes to the same array, and a backward pass writes the gradient of the parameter, as in MXNet.
 
         Args:
             row_id: integer array of row indices.
@@ -225,7 +227,9 @@ class Parameter:
         Raises:
             RuntimeError: the storage type is not row_sparse, or the parameter has no trainer.
         """
-        return self.arrays.wrap(self.arrays.mutable(self._rows(row_id)))
+        rows, cell = self._rows(row_id), self._cells(self._data)[0]
+        write([(cell, rows)])
+        return self.arrays.wrap(cell)
 
     def list_row_sparse_data(self, row_id: Any) -> list[Any]:
         """Return a list with one result of `row_sparse_data(row_id)` per context (all are on the first context)."""

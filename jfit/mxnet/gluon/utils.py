@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.mxnet.context import Context
+from jfit.mxnet.errors import MissingFile, MXNetError
 from jfit.mxnet.kvstore.transfer import device_put_all
-from jfit.mxnet.mutable import as_array
+from jfit.mxnet.mutable import as_array, mutable_class
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array
+from jfit.mxnet.numpy.arrays import current_kind
+from jfit.mxnet.numpy.create import array as np_array
+from jfit.mxnet.util import is_np_array, is_np_shape
 
 
 def split_data(data: Any, num_slice: int, batch_axis: int = 0, even_split: bool = True) -> list[NDArray]:
@@ -45,7 +52,8 @@ def split_data(data: Any, num_slice: int, batch_axis: int = 0, even_split: bool 
         raise ValueError(f"a batch of {size} rows cannot be split evenly into {num_slice} slices; pass even_split=False.")
     values = as_array(data)
     split = jnp.array_split if isinstance(values, jax.Array) else np.array_split
-    return [NDArray(part) for part in split(values, num_slice, batch_axis)]
+    kind = mutable_class(data) if isinstance(data, NDArray) else current_kind()
+    return [kind(part) for part in split(values, num_slice, batch_axis)]
 
 
 def split_and_load(data: Any, ctx_list: Sequence[Context], batch_axis: int = 0, even_split: bool = True) -> list[NDArray]:
@@ -64,9 +72,10 @@ def split_and_load(data: Any, ctx_list: Sequence[Context], batch_axis: int = 0, 
         >>> [part.asnumpy().tolist() for part in split_and_load([1, 2], [mx.cpu(0)])]
         [[1.0, 2.0]]
     """
-    data = data if isinstance(data, NDArray) else array(data, ctx=ctx_list[0])
+    if not isinstance(data, NDArray):
+        data = (np_array if is_np_array() else array)(data, ctx=ctx_list[0])
     parts = [data] if len(ctx_list) == 1 else split_data(data, len(ctx_list), batch_axis, even_split)
-    return [NDArray(v) for v in device_put_all([part.value for part in parts], [ctx.device for ctx in ctx_list])]
+    return [mutable_class(data)(v) for v in device_put_all([part.value for part in parts], [ctx.device for ctx in ctx_list])]
 
 
 def clip_global_norm(arrays: Sequence[Any], max_norm: float, check_isfinite: bool = True) -> Any:
@@ -139,6 +148,112 @@ class HookHandle:
 
     def __exit__(self, *exc: object) -> None:
         self.detach()
+
+
+def check_sha1(filename: str, sha1_hash: str) -> bool:
+    """Return whether a file has this SHA-1 hash.
+
+    Args:
+        filename: path of the file.
+        sha1_hash: the hash in hexadecimal digits.
+
+    Returns:
+        bool.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("data.txt").write_text("data")
+        >>> check_sha1("data.txt", "a17c9aaa61e80a1bf71d0d850af4e5baa9800bbd")
+        True
+    """
+    with open(filename, "rb") as file:
+        return hashlib.file_digest(file, "sha1").hexdigest() == sha1_hash
+
+
+def download(
+    url: str,
+    path: str | None = None,
+    overwrite: bool = False,
+    sha1_hash: str | None = None,
+    retries: int = 5,
+    verify_ssl: bool = True,
+) -> str:
+    """Return the path of a file that was downloaded before; jfit itself does not download.
+
+    Args:
+        url: address of the file; its last part is the name of the file.
+        path: the file, or its folder; by default the current folder.
+        overwrite: must be False.
+        sha1_hash: SHA-1 hash that the file must have.
+        retries, verify_ssl: accepted and ignored.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        MXNetError: there is no such file (then also a FileNotFoundError), or it has another hash.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("data.txt").write_text("data")
+        >>> download("https://example.com/data.txt")
+        'data.txt'
+    """
+    name = url.split("/")[-1]
+    file = os.path.join(path, name) if path and os.path.isdir(path) else path or name
+    file = os.path.expanduser(file)
+    remedy = f"jfit does not download: get it from {url}"
+    if overwrite or not os.path.exists(file):
+        raise MissingFile(f"{file} does not exist, or overwrite=True asks for a new copy. {remedy}, and store it as {file}.")
+    if sha1_hash and not check_sha1(file, sha1_hash):
+        raise MXNetError(f"{file} does not have the SHA-1 hash {sha1_hash}; {remedy}.")
+    return file
+
+
+def replace_file(src: str, dst: str) -> None:
+    """Rename a file; an existing file of the new name is replaced.
+
+    Args:
+        src: path of the file.
+        dst: its new path.
+
+    Raises:
+        OSError: it cannot be renamed; `src` is deleted.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("new.txt").write_text("data")
+        >>> replace_file("new.txt", "old.txt")
+    """
+    try:
+        os.replace(src, dst)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.remove(src)
+        raise
+
+
+def shape_is_known(shape: Sequence[int] | None) -> bool:
+    """Return whether a shape has no unknown size: 0, or -1 if NumPy shapes are on (`mx.util.np_shape`), where 0 is a size.
+
+    Args:
+        shape: tuple of sizes, or None.
+
+    Returns:
+        bool.
+
+    Raises:
+        AssertionError: a size below that of an unknown one.
+
+    Example:
+        >>> shape_is_known((2, 3)), shape_is_known((2, 0)), shape_is_known(None)
+        (True, False, False)
+    """
+    if shape is None:
+        return False
+    unknown = -1 if is_np_shape() else 0
+    assert all(size >= unknown for size in shape), f"a shape has sizes of at least {unknown}, found {tuple(shape)}."
+    return (bool(shape) or is_np_shape()) and unknown not in shape
 
 
 @jax.jit

@@ -11,7 +11,7 @@ from jfit.mxnet.image.augmenters import (
 )
 from jfit.mxnet.image.functions import (
     center_crop as center_crop, color_normalize as color_normalize, copyMakeBorder as copyMakeBorder, fixed_crop as fixed_crop,
-    imdecode as imdecode, imread as imread, imresize as imresize, random_crop as random_crop,
-    random_size_crop as random_size_crop, resize_short as resize_short,
+    imdecode as imdecode, imread as imread, imresize as imresize, imrotate as imrotate, random_crop as random_crop,
+    random_rotate as random_rotate, random_size_crop as random_size_crop, resize_short as resize_short,
 )
 from jfit.mxnet.image.iterator import ImageIter as ImageIter

@@ -19,9 +19,10 @@ from jfit.data.images.codec import decode
 from jfit.data.images.crops import Box, scale_down
 from jfit.formats.atomic import read_file
 from jfit.mxnet.errors import translated
-from jfit.mxnet.mutable import MutableArray
-from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.mutable import MutableArray, mutable_class
+from jfit.mxnet.ndarray.array import NDArray, copy_as, function
 from jfit.mxnet.ndarray.create import as_ndarrays
+from jfit.mxnet.numpy.arrays import current_kind
 
 _MAX_TRIES = 10
 
@@ -29,7 +30,7 @@ _MAX_TRIES = 10
 def on_host(src: Any, change: Callable[[np.ndarray], np.ndarray]) -> Any:
     """Return `change(image)`, a function of a NumPy array, as an NDArray if the image is one, else as a NumPy array."""
     if isinstance(src, MutableArray):
-        return as_ndarrays(change(src.asnumpy()))
+        return _created(change(src.asnumpy()), mutable_class(src))
     return change(np.asarray(src))
 
 
@@ -58,7 +59,7 @@ def imdecode(buf: Any, flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -
     content = buf.asnumpy().tobytes() if isinstance(buf, MutableArray) else bytes(buf)
     with translated():
         array = decode(content, "RGB" if flag else "L")
-    return _to_out(as_ndarrays(array[..., ::-1] if flag and not to_rgb else array), out)
+    return _to_out(_created(array[..., ::-1] if flag and not to_rgb else array, current_kind()), out)
 
 
 def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -> NDArray:
@@ -85,7 +86,11 @@ def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: int | bool =
     """
     with translated():
         array = decode(read_file(filename), "RGB" if flag else "L", filename)
-    return _to_out(as_ndarrays(array[..., ::-1] if flag and not to_rgb else array), out)
+    return _to_out(_created(array[..., ::-1] if flag and not to_rgb else array, current_kind()), out)
+
+
+def _created(value: np.ndarray, kind: Any) -> Any:
+    return kind(copy_as(value, value.dtype))
 
 
 def _to_out(result: Any, out: Any) -> Any:
@@ -285,6 +290,69 @@ def as_float32(value: Any) -> np.ndarray | None:
     if value is None:
         return None
     return np.asarray(value.asnumpy() if isinstance(value, MutableArray) else value, np.float32)
+
+
+def imrotate(src: NDArray, rotation_degrees: Any, zoom_in: bool = False, zoom_out: bool = False) -> Any:
+    """Rotate images about their centers; the result has their shape, and 0 where it is outside of them.
+
+    Args:
+        src: float32 image (channels, height, width), or a batch of images with one more axis.
+        rotation_degrees: angle in degrees; for a batch also one per image.
+        zoom_in: enlarge so that the result has no empty corners.
+        zoom_out: shrink so that the result has the whole image.
+
+    Returns:
+        NDArray of the shape of `src`.
+
+    Raises:
+        TypeError: the images are not float32, or there are several angles for one image.
+        ValueError: another number of axes or of angles, or both zooms.
+
+    Example:
+        >>> imrotate(as_ndarrays(np.arange(9, dtype="float32").reshape(1, 3, 3)), 180).asnumpy().round().tolist()
+        [[[8.0, 7.0, 6.0], [5.0, 4.0, 3.0], [2.0, 1.0, 0.0]]]
+    """
+    angles = np.asarray(as_float32(rotation_degrees))
+    if zoom_in and zoom_out:
+        raise ValueError("imrotate: zoom_in and zoom_out exclude each other; pass one of them.")
+    if src.dtype is not np.float32 or (src.ndim == 3 and angles.ndim):
+        found = f"dtype {np.dtype(src.dtype)} and angles of shape {angles.shape}"
+        raise TypeError(f"imrotate: found {found}, expected float32, as after ToTensor, and one angle for one image.")
+    if src.ndim not in (3, 4) or (angles.ndim and len(angles) != len(src)):
+        found = f"images of shape {src.shape} and angles of shape {angles.shape}"
+        raise ValueError(f"imrotate: found {found}, expected (rows, channels, height, width) and one angle per row.")
+    batch = src if src.ndim == 4 else src.expand_dims(axis=0)
+    height, width = batch.shape[2:]
+    turn = np.broadcast_to(np.pi * angles / 180, (len(batch),)).reshape(-1, 1, 1)
+    y, x = np.arange(height)[:, None] - (height - 1) / 2, np.arange(width) - (width - 1) / 2
+    across = (x * np.cos(turn) - y * np.sin(turn)) * (2 / (width - 1))  # (rows, height, width)
+    down = (x * np.sin(turn) + y * np.cos(turn)) * (2 / (height - 1))
+    grid = np.stack([across, down], 1)
+    if zoom_in or zoom_out:
+        corners = np.arctan(height / width) + np.stack([abs(turn), -abs(turn)])  # directions of two corners
+        extent = np.hypot(height, width) * abs(np.stack([np.cos(corners) / width, np.sin(corners) / height]))
+        size = extent.max((0, 1))  # of the rotated image, relative to the image
+        grid *= (size if zoom_out else 1 / size)[:, None]
+    out = function("BilinearSampler")(batch, as_ndarrays(grid.astype(np.float32)))
+    return out if src.ndim == 4 else out[0]
+
+
+def random_rotate(src: NDArray, angle_limits: tuple[float, float], zoom_in: bool = False, zoom_out: bool = False) -> Any:
+    """Rotate as `imrotate` by random angles, drawn from `numpy.random`.
+
+    Args:
+        src: float32 image (channels, height, width), or a batch of images with one more axis.
+        angle_limits: (low, high) of the uniform angle in degrees, drawn for each image of a batch.
+        zoom_in, zoom_out: as for `imrotate`.
+
+    Returns:
+        NDArray of the shape of `src`.
+
+    Example:
+        >>> random_rotate(as_ndarrays(np.ones((1, 3, 3), "float32")), (-10, 10)).shape
+        (1, 3, 3)
+    """
+    return imrotate(src, np.random.uniform(*angle_limits, None if src.ndim == 3 else len(src)), zoom_in, zoom_out)
 
 
 def copyMakeBorder(

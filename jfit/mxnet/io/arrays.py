@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NoReturn
 
 from jfit import data
@@ -50,6 +51,8 @@ class NDArrayIter(data.NDArrayIter):
         [[0.0, 1.0], [2.0, 0.0]]
     """
 
+    data = functools.cached_property(lambda self: [(n, as_ndarrays(a)) for n, a in self.inputs])  # type: ignore[assignment]
+    label = functools.cached_property(lambda self: [(n, as_ndarrays(a)) for n, a in self.labels])  # type: ignore[assignment]
     plain = True  # as in the base class: batches are rows of the arrays, so `fit` may read the arrays instead of the batches
 
     def _pick(self, named: list[tuple[str, Any]]) -> list[Any]:

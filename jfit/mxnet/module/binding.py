@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -76,6 +77,12 @@ class Binding:
         self._workloads = [1] * len(self.devices) if workloads is None else list(workloads)
         if len(self._workloads) != len(self.devices):
             raise ValueError(f"work_load_list has {len(self._workloads)} entries for {len(self.devices)} devices")
+        if not self.groups and len(set(self.devices)) < len(self.devices):  # a device listed twice computes both slices as one
+            loads = Counter[Any]()
+            for device, load in zip(self.devices, self._workloads, strict=True):
+                loads[device] += load  # type: ignore[assignment]
+            self.context = [self.context[self.devices.index(device)] for device in loads]
+            self.devices, self._workloads = list(loads), list(loads.values())
         self.arguments, self.aux = symbol.list_arguments(), symbol.list_auxiliary_states()
         self.data_names = self._checked_names(data_names, "data")
         self.label_names = self._checked_names(label_names, "label", must=False)

@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
+
+import jax.numpy as jnp
 
 from jfit.mxnet.module.base import require
 from jfit.mxnet.ndarray.array import NDArray
+
+
+def split_slices(batch_size: int, work_load_list: Sequence[float]) -> list[slice]:
+    """Return the rows of a batch of each device, in proportion to their work loads; the last device gets what is left.
+
+    Args:
+        batch_size: number of rows.
+        work_load_list: work load of each device.
+
+    Returns:
+        List of slices.
+
+    Raises:
+        ValueError: a device gets no row.
+
+    Example:
+        >>> split_slices(5, [1, 1])
+        [slice(0, 2, None), slice(2, 5, None)]
+    """
+    ends = list(itertools.accumulate(round(load * batch_size / sum(work_load_list)) for load in work_load_list))
+    edges = [0, *(min(end, batch_size) for end in ends[:-1]), batch_size]
+    if any(a >= b for a, b in itertools.pairwise(edges)):
+        raise ValueError(f"Too many slices. Some splits are empty: {batch_size} rows for work loads {list(work_load_list)}")
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
 class Gradient(NDArray):
@@ -36,14 +64,24 @@ class ExecGroup:
     Attributes:
         param_names: names of the parameters, in the order of `grad_arrays`.
         grad_arrays: for each parameter, a list with its gradient on each device; None for a parameter without gradient.
+            That of the gamma of a BatchNorm with fix_gamma=True is 0.
     """
 
     def __init__(self, module: Any) -> None:
         require(module, "_exec_group", "binded")
-        self._passes, self.param_names, self._devices = module.passes, module.binding.params, len(module.binding.devices)
+        self._module, self._passes, self.param_names = module, module.passes, module.binding.params
 
     @property
-    def grad_arrays(self) -> list[list[Gradient | None]]:
+    def grad_arrays(self) -> list[list[NDArray | None]]:
         """For each parameter, a list with its gradient on each device; None where it has no gradient."""
-        reqs = self._passes.grad_reqs
-        return [[Gradient(self._passes, n, k) if n in reqs else None for k in range(self._devices)] for n in self.param_names]
+        binding = self._module.binding
+        zero = {n: NDArray(jnp.zeros(binding.specs[n].shape, binding.specs[n].dtype)) for n in binding.fixed_gammas}
+
+        def gradient(name: str, device: int) -> NDArray | None:
+            return Gradient(self._passes, name, device) if name in self._passes.grad_reqs else zero.get(name)
+
+        return [[gradient(n, k) for k in range(len(binding.devices))] for n in self.param_names]
+
+    def install_monitor(self, mon: Any) -> None:
+        """Call the monitor for this module, as `module.install_monitor` does."""
+        self._module.install_monitor(mon)

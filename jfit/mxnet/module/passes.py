@@ -25,6 +25,7 @@ from jfit.data.batch import Batch
 from jfit.data.batch import rows as rows_of
 from jfit.lowering.model import Model
 from jfit.mxnet.deferred import Deferred
+from jfit.mxnet.errors import MissingGradient
 from jfit.mxnet.module.binding import Binding
 from jfit.mxnet.module.groups import Replicas, update_by_device
 from jfit.mxnet.module.ordered import check_not_ordered, ordered_program, padded_batch, slice_rows
@@ -365,7 +366,7 @@ class Passes:
         if out_grads is None:
             plain = [o.name for i, o in enumerate(model.outputs) if o.kind == "plain" and not _blocked(model, i)]
             if plain:
-                raise ValueError(f"backward(): output {plain[0]!r} is not a loss, so its gradient is unknown; pass out_grads")
+                raise MissingGradient(f"backward(): output {plain[0]!r} is not a loss, its gradient is unknown; pass out_grads")
             heads = ()
         elif len(out_grads) != len(model.outputs):
             names = [o.name for o in model.outputs]

@@ -13,15 +13,19 @@ from typing import Any
 from jfit.mxnet import numpy as np
 from jfit.mxnet import random
 from jfit.mxnet.namespaces import PAIRS, Namespace, find
+from jfit.mxnet.ndarray import contrib as functions
 from jfit.mxnet.ndarray import control, sparse
-from jfit.mxnet.ndarray.array import NDArray, binary, function, invoke
+from jfit.mxnet.ndarray.array import NDArray, binary_function, function, invoke
 from jfit.mxnet.ndarray.create import (
     arange,
     array,
     concatenate,
     empty,
     eye,
+    from_dlpack,
+    from_numpy,
     full,
+    histogram,
     linspace,
     load,
     load_frombuffer,
@@ -30,13 +34,17 @@ from jfit.mxnet.ndarray.create import (
     ones,
     save,
     split_v2,
+    to_dlpack_for_read,
+    to_dlpack_for_write,
     waitall,
     zeros,
 )
 from jfit.mxnet.ndarray.sparse import CSRNDArray, RowSparseNDArray
 from jfit.mxnet.numpy import extension as npx
 
-contrib = Namespace("mx.nd.contrib", ("_contrib_",), function, (control.foreach, control.while_loop, control.cond))
+contrib = Namespace(
+    "mx.nd.contrib", ("_contrib_",), function, (*functions.FUNCTIONS, control.foreach, control.while_loop, control.cond)
+)
 linalg = Namespace("mx.nd.linalg", ("_linalg_",), function)
 image = Namespace("mx.nd.image", ("_image_",), function)
 op = Namespace("mx.nd.op", ("",), function)
@@ -52,7 +60,10 @@ __all__ = [
     "contrib",
     "empty",
     "eye",
+    "from_dlpack",
+    "from_numpy",
     "full",
+    "histogram",
     "image",
     "invoke",
     "linalg",
@@ -69,29 +80,16 @@ __all__ = [
     "save",
     "sparse",
     "split_v2",
+    "to_dlpack_for_read",
+    "to_dlpack_for_write",
     "waitall",
     "zeros",
 ]
 
 
-def _binary_function(array_op: str, scalar_op: str, reversed_scalar_op: str):
-    def call(lhs: Any, rhs: Any) -> Any:
-        result: Any = NotImplemented
-        if isinstance(lhs, NDArray):
-            result = binary(array_op, scalar_op, lhs, rhs)
-        elif isinstance(rhs, NDArray):
-            result = binary(array_op, reversed_scalar_op, rhs, lhs, swapped=True)
-        if result is NotImplemented:
-            found = f"{type(lhs).__name__} and {type(rhs).__name__}"
-            raise TypeError(f"expected an NDArray and another array or a number, found {found}")
-        return result
-
-    return call
-
-
 # Read from `random` when they are used: it imports this package, and either of the two may be imported first.
 _OF_RANDOM = ("uniform", "normal", "random_uniform", "random_normal", "random_randint")
-_FUNCTIONS = SimpleNamespace(**{name: _binary_function(*ops) for name, ops in PAIRS.items()})
+_FUNCTIONS = SimpleNamespace(**{name: binary_function(*ops) for name, ops in PAIRS.items()})
 
 
 def __getattr__(name: str) -> Any:
@@ -99,11 +97,17 @@ def __getattr__(name: str) -> Any:
         return getattr(random, name.removeprefix("random_"))
     if hasattr(_FUNCTIONS, name):
         return getattr(_FUNCTIONS, name)
+    if name.endswith("_update"):
+        from jfit.mxnet.ndarray import updates  # it imports the optimizers
+
+        if name in updates.NAMES:
+            return updates.update(name)
     operator = globals()[name] = find("mx.nd", ("",), name, function)
     return operator
 
 
 def __dir__() -> list[str]:
+    from jfit.mxnet.ndarray.updates import NAMES
     from jfit.ops import ALIASES
 
-    return sorted({*__all__, *PAIRS, *ALIASES})
+    return sorted({*__all__, *PAIRS, *NAMES, *ALIASES})

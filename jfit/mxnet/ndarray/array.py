@@ -225,7 +225,8 @@ class NDArray(MutableArray):
         """
         value = self.value  # before the array is detached from what was recorded
         self._entry, self._grad_req = None, None if grad_req == "null" else grad_req
-        self.grad = type(self)(jnp.zeros_like(jnp.asarray(value)))
+        kind = NDArray if isinstance(self, View) else type(self)
+        self.grad = kind(jnp.zeros_like(jnp.asarray(value)))
 
     def backward(self, out_grad: Any = None, retain_graph: bool = False, train_mode: bool = True) -> None:
         """Compute the gradients of this array with respect to all variables it was computed from, see `mx.autograd.backward`.
@@ -465,6 +466,23 @@ def binary(array_op: str, scalar_op: str, left: NDArray, right: Any, swapped: bo
 @functools.cache
 def _binary_call(array_op: str) -> Any:
     return operator_call(lookup(array_op), lookup(array_op).parse({}))
+
+
+def binary_function(array_op: str, scalar_op: str, reversed_scalar_op: str) -> Callable[[Any, Any], Any]:
+    """Return the function of two arrays, or of an array and a number, with these operators."""
+
+    def call(lhs: Any, rhs: Any) -> Any:
+        result: Any = NotImplemented
+        if isinstance(lhs, NDArray):
+            result = binary(array_op, scalar_op, lhs, rhs)
+        elif isinstance(rhs, NDArray):
+            result = binary(array_op, reversed_scalar_op, rhs, lhs, swapped=True)
+        if result is NotImplemented:
+            found = f"{type(lhs).__name__} and {type(rhs).__name__}"
+            raise TypeError(f"expected an NDArray and another array or a number, found {found}")
+        return result
+
+    return call
 
 
 def stays_on_host(value: Any, ctx: Any = None) -> bool:

@@ -53,7 +53,7 @@ def zeros(shape: int | Sequence[int], ctx: Any = None, dtype: Any = None, stype:
         shape: int or tuple.
         ctx: device; the current context by default.
         dtype: float32 by default.
-        stype: accepted and ignored; the array is dense.
+        stype: "default" (dense), "csr" or "row_sparse".
         _: further arguments of MXNet, ignored.
 
     Returns:
@@ -63,7 +63,8 @@ def zeros(shape: int | Sequence[int], ctx: Any = None, dtype: Any = None, stype:
         >>> zeros((2, 1)).asnumpy().tolist()
         [[0.0], [0.0]]
     """
-    return full(shape, 0, ctx, dtype)
+    dense = full(shape, 0, ctx, dtype)
+    return dense if stype in (None, "default") else dense.tostype(stype)
 
 
 def ones(shape: int | Sequence[int], ctx: Any = None, dtype: Any = None, **_: Any) -> NDArray:
@@ -92,7 +93,7 @@ def empty(shape: int | Sequence[int], ctx: Any = None, dtype: Any = None, stype:
         shape: int or tuple.
         ctx: device; the current context by default.
         dtype: float32 by default.
-        stype: accepted and ignored; the array is dense.
+        stype: "default" (dense), "csr" or "row_sparse".
 
     Returns:
         NDArray of this shape and dtype.
@@ -101,7 +102,7 @@ def empty(shape: int | Sequence[int], ctx: Any = None, dtype: Any = None, stype:
         >>> empty((2, 3)).shape
         (2, 3)
     """
-    return full(shape, 0, ctx, dtype)
+    return zeros(shape, ctx, dtype, stype)
 
 
 def full(shape: int | Sequence[int], val: Any, ctx: Any = None, dtype: Any = None, out: Any = None) -> NDArray:
@@ -267,6 +268,93 @@ def moveaxis(tensor: NDArray, source: Any, destination: Any) -> NDArray:
         (3, 4, 2)
     """
     return NDArray(jnp.moveaxis(jnp.asarray(tensor.value), source, destination))
+
+
+def histogram(a: NDArray, bins: Any = 10, range: tuple[float, float] | None = None) -> list[NDArray]:
+    """Count the entries of an array in bins, as `numpy.histogram`.
+
+    Args:
+        a: the array.
+        bins: number of bins of equal width, or an array of the edges.
+        range: lower edge of the first and upper edge of the last bin; by default the smallest and the largest entry.
+
+    Returns:
+        [counts, edges], NDArrays.
+
+    Example:
+        >>> histogram(array([0, 1, 1, 3]), bins=3, range=(0, 3))[0].asnumpy().tolist()
+        [1, 2, 1]
+    """
+    if is_array(bins):
+        return function("_histogram")(a, bins)
+    low, high = range or (a.min().asscalar(), a.max().asscalar())
+    counts, edges = function("_histogram")(a, bin_cnt=bins, range=(float(low), float(high)))
+    return [counts if range else counts.astype(np.float32), edges]
+
+
+def from_numpy(ndarray: np.ndarray, zero_copy: bool = True) -> NDArray:
+    """Create an NDArray of the values and dtype of a NumPy array.
+
+    Args:
+        ndarray: the NumPy array.
+        zero_copy: accepted and ignored: the values are copied.
+
+    Returns:
+        NDArray.
+
+    Example:
+        >>> from_numpy(np.ones(2, "int32")).dtype.__name__
+        'int32'
+    """
+    return array(ndarray, dtype=ndarray.dtype)
+
+
+class _Capsule:
+    """A DLPack capsule as JAX expects it, an object with methods."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the CPU
+
+
+def from_dlpack(dlpack: Any) -> NDArray:
+    """Create an NDArray of an array of another library.
+
+    Args:
+        dlpack: object with a method `__dlpack__`, or a DLPack capsule of an array on the CPU.
+
+    Returns:
+        NDArray.
+
+    Example:
+        >>> from_dlpack(to_dlpack_for_read(ones(2))).shape
+        (2,)
+    """
+    return NDArray(jax.dlpack.from_dlpack(dlpack if hasattr(dlpack, "__dlpack__") else _Capsule(dlpack)))
+
+
+def to_dlpack_for_read(data: NDArray) -> Any:
+    """Return a DLPack capsule of an array, which another library can read.
+
+    Args:
+        data: the array.
+
+    Returns:
+        The capsule; it must not be written into, because JAX arrays are immutable.
+
+    Example:
+        >>> type(to_dlpack_for_read(ones(2))).__name__
+        'PyCapsule'
+    """
+    return jnp.asarray(data.value).__dlpack__()
+
+
+to_dlpack_for_write = to_dlpack_for_read
 
 
 def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:

@@ -198,7 +198,7 @@ def on_device(value: Any) -> Any:
 
 def _numpy_function(name: str, values: Sequence[Any]) -> Callable[..., Any] | None:
     """Return the function with which NumPy computes an operator in the Python code of a custom operator; None: JAX does."""
-    if not all(isinstance(v, np.ndarray) for v in values) or len({v.dtype for v in values}) > 1:
+    if not all(isinstance(v, np.ndarray) for v in values) or len({v.dtype for v in values}) != 1:
         return None
     fn = _NUMPY.get(name) if jnp.issubdtype(values[0].dtype, jnp.floating) else None
     return fn and np.errstate(all="ignore")(fn)
@@ -226,6 +226,7 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
         (2, 2)
     """
     op = lookup(name)
+    none_differs = {k for k, a in op.attrs.items() if a.none_differs}
     known: dict[Any, Call] = {}  # by the arguments, without the arrays
 
     def call(*args: Any, out: Any = None, name: str | None = None, **kwargs: Any) -> Any:
@@ -252,7 +253,7 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
             args = tuple(args[0])
         arrays = [a for a in args if is_array(a)]
         named = {k: v for k, v in kwargs.items() if is_array(v)}
-        attrs = {k: v for k, v in kwargs.items() if not is_array(v) and v is not None}
+        attrs = {k: v for k, v in kwargs.items() if not is_array(v) and (v is not None or k in none_differs)}
         if op.resolve:  # mx.nd.Custom: the user's class receives every argument as str(value), also None
             attrs = {k: str(v) for k, v in kwargs.items() if not is_array(v)}
         unset = [k for k in op.attrs if k not in attrs]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,7 +12,8 @@ import numpy as np
 from jfit import counters
 from jfit.formats.sparse import SparseArray, from_dense
 from jfit.mxnet.mutable import as_array
-from jfit.mxnet.ndarray.array import STORAGE, NDArray
+from jfit.mxnet.namespaces import PAIRS, find
+from jfit.mxnet.ndarray.array import STORAGE, NDArray, binary_function, function
 from jfit.optim.rows import SparseRows
 
 
@@ -69,6 +72,30 @@ class BaseSparseNDArray(NDArray):
 
     def __reduce__(self):
         return from_record, (self.record,)
+
+
+# Operators whose result stores the same entries as their sparse inputs; those of numbers may also have a number.
+_KEEPING = """abs arcsin arcsinh arctan arctanh cbrt ceil clip degrees expm1 fix floor log1p negative neg radians relu rint
+round sign sin sinh sqrt square tan tanh trunc zeros_like elemwise_add elemwise_sub elemwise_mul add_n ElementWiseSum add sub
+subtract multiply mul rmul divide truediv""".split()  # noqa: SIM905
+_OF_NUMBERS = ("multiply", "mul", "rmul", "divide", "truediv", "clip")
+
+
+def _keeping(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose result has the storage type of its inputs where MXNet's has."""
+
+    def keeping(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        stypes = {a.stype for a in args if isinstance(a, NDArray)}
+        plain = name in _OF_NUMBERS or all(isinstance(a, NDArray) for a in args)
+        stype = min(stypes) if name in _KEEPING and plain and len(stypes) == 1 else "default"
+        return result if stype == "default" or not isinstance(result, NDArray) else result.tostype(stype)
+
+    return functools.wraps(call)(keeping)
+
+
+for _name in ("add", "sub", "mul", "rmul", "truediv", "neg", "abs"):
+    setattr(BaseSparseNDArray, f"__{_name}__", _keeping(_name, getattr(NDArray, f"__{_name}__")))
 
 
 class CSRNDArray(BaseSparseNDArray):
@@ -205,3 +232,62 @@ def row_sparse_array(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any =
         sizes = shape or (int(rows.max(initial=-1)) + 1, *data.shape[1:])
         return RowSparseNDArray(SparseArray("row_sparse", data.astype(dtype or np.float32), (rows,), tuple(sizes)))
     return RowSparseNDArray(from_dense(np.asarray(as_array(arg1), dtype or np.float32), "row_sparse"))
+
+
+def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
+    """Create a sparse array by copying another one.
+
+    Args:
+        source_array: CSRNDArray, RowSparseNDArray, or a matrix of scipy.sparse, which becomes a CSRNDArray.
+        ctx: accepted and ignored; the stored values are on the host.
+        dtype: that of the source by default.
+
+    Returns:
+        CSRNDArray or RowSparseNDArray.
+
+    Raises:
+        ValueError: the source is not sparse; `mx.nd.array` is for dense ones.
+
+    Example:
+        >>> array(csr_matrix([[0, 2]]), dtype="float16").dtype.__name__
+        'float16'
+    """
+    if isinstance(source_array, BaseSparseNDArray):
+        record = source_array.record
+        return from_record(record._replace(data=np.array(record.data, dtype)))
+    if not hasattr(source_array, "tocsr"):
+        raise ValueError(
+            f"sparse.array needs a sparse array, found {type(source_array).__name__}; use mx.nd.array for dense ones"
+        )
+    csr = source_array.tocsr()
+    return csr_matrix((csr.data, csr.indices, csr.indptr), csr.shape, ctx, csr.dtype if dtype is None else dtype)
+
+
+def zeros(stype: str, shape: Any, ctx: Any = None, dtype: Any = None, **_: Any) -> NDArray:
+    """Create an array without stored entries.
+
+    Args:
+        stype: "csr", "row_sparse" or "default" (dense).
+        shape: its shape.
+        ctx: accepted and ignored.
+        dtype: float32 by default.
+
+    Returns:
+        NDArray.
+
+    Example:
+        >>> zeros("csr", (2, 2)).stype
+        'csr'
+    """
+    dense = np.zeros(shape, np.float32 if dtype is None else dtype)
+    return NDArray(jnp.asarray(dense)) if stype == "default" else from_record(from_dense(dense, stype))
+
+
+empty = zeros
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    pair = PAIRS.get(name)
+    return _keeping(name, binary_function(*pair) if pair else find("mx.nd.sparse", ("_sparse_", ""), name, function))

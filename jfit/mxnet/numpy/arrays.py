@@ -26,6 +26,7 @@ from jfit.mxnet.ndarray.array import KINDS, NDArray, View
 from jfit.mxnet.ndarray.invoke import on_device, run
 from jfit.mxnet.recording.calls import Call, function_call
 from jfit.mxnet.recording.tape import is_tracked, mode
+from jfit.mxnet.util import is_np_array
 from jfit.ops import lookup
 
 # Functions that differ from those of jax.numpy: jnp.ldexp takes integer exponents only, and rint rounds 0.5 down.
@@ -308,6 +309,11 @@ class _View(View, ndarray):
 
 ndarray._kind, ndarray._view = ndarray, _View
 KINDS["np"] = ndarray
+
+
+def current_kind() -> type[NDArray]:
+    """Return the class of the arrays that gluon and `mx.image` create: ndarray if NumPy array semantics are on, or NDArray."""
+    return ndarray if is_np_array() else NDArray
 
 
 # -------------------------------------------------------------------------------- functions of arrays and other arguments

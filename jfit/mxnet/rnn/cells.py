@@ -14,6 +14,7 @@ from typing import Any
 from jfit.graph.symbol import Symbol
 from jfit.mxnet import initializer
 from jfit.mxnet import symbol as sym
+from jfit.mxnet.rnn import steps
 from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, sequence
 from jfit.ops.rnn import GATES
 
@@ -32,7 +33,7 @@ class GatedCell(BaseRNNCell):
 
     _states = 1
     _activation: Any = "tanh"
-    _channels: Mapping[str, int] = {}  # the axis of the channels, if it is not axis 1
+    _channel_axis: int | None = None  # None: axis 1
     _gru_mark = "_"  # MXNet's: it names the nodes of a GRU gru_t0__i2h and gru_t0__h2h
 
     def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **initializers: Any) -> None:
@@ -52,6 +53,9 @@ class GatedCell(BaseRNNCell):
         i2h = sym.FullyConnected(data=inputs, weight=self._iW, bias=self._iB, num_hidden=size, name=f"{name}i2h")
         h2h = sym.FullyConnected(data=hidden, weight=self._hW, bias=self._hB, num_hidden=size, name=f"{name}h2h")
         return i2h, h2h
+
+    def _step(self, name: str, **options: Any) -> steps.Step:
+        return steps.Step(sym, name, self._get_activation, named=False, **options)
 
 
 class RNNCell(GatedCell):
@@ -82,7 +86,7 @@ class RNNCell(GatedCell):
         """Compute one time step (batch, features): (inputs, states) -> (output, new states)."""
         name = self._next_name()
         i2h, h2h = self._projections(inputs, states[0], name)
-        output = self._get_activation(i2h + h2h, self._activation, name=f"{name}out")
+        output = steps.rnn(self._step(name), i2h, h2h, self._activation)
         return output, [output]
 
 
@@ -119,15 +123,7 @@ class LSTMCell(GatedCell):
         """Compute one time step (batch, features): (inputs, [h, c]) -> (output, new [h, c])."""
         name = self._next_name()
         i2h, h2h = self._projections(inputs, states[0], name)
-        parts = sym.SliceChannel(i2h + h2h, num_outputs=4, name=f"{name}slice", **self._channels)
-        i = sym.Activation(parts[0], act_type="sigmoid", name=f"{name}i")
-        f = sym.Activation(parts[1], act_type="sigmoid", name=f"{name}f")
-        g = self._get_activation(parts[2], self._activation, name=f"{name}c")
-        o = sym.Activation(parts[3], act_type="sigmoid", name=f"{name}o")
-        # The order matters: automatic node names are numbered as the nodes are created, and MXNet creates f * c first.
-        remembered, added = f * states[1], i * g
-        new_cell = sym.elemwise_add(remembered, added, name=f"{name}state")
-        hidden = sym.elemwise_mul(o, self._get_activation(new_cell, self._activation), name=f"{name}out")
+        hidden, new_cell = steps.lstm(self._step(name, axis=self._channel_axis), i2h, h2h, states[1], self._activation)
         return hidden, [hidden, new_cell]
 
 
@@ -160,13 +156,7 @@ class GRUCell(GatedCell):
         """Compute one time step (batch, features): (inputs, states) -> (output, new states)."""
         name = self._next_name()
         i2h, h2h = self._projections(inputs, states[0], name + self._gru_mark)
-        from_x = sym.SliceChannel(i2h, num_outputs=3, name=f"{name}_i2h_slice")
-        from_h = sym.SliceChannel(h2h, num_outputs=3, name=f"{name}_h2h_slice")
-        reset = sym.Activation(from_x[0] + from_h[0], act_type="sigmoid", name=f"{name}_r_act")
-        update = sym.Activation(from_x[1] + from_h[1], act_type="sigmoid", name=f"{name}_z_act")
-        candidate = self._get_activation(from_x[2] + reset * from_h[2], self._activation, name=f"{name}_h_act")
-        new = (1.0 - update) * candidate
-        output = sym.elemwise_add(new, update * states[0], name=f"{name}out")
+        output = steps.gru(self._step(name, mark="_"), i2h, h2h, states[0], self._activation)
         return output, [output]
 
 
@@ -267,7 +257,7 @@ class BaseConvRNNCell(GatedCell):
             raise ValueError(f"h2h_kernel is {tuple(h2h_kernel)}; only odd sizes keep the height and width of the state")
         self._activation = activation
         self._input_shape, self._conv_layout = tuple(input_shape), conv_layout
-        self._channels = {"axis": conv_layout.find("C")}
+        self._channel_axis = conv_layout.find("C")
         self._i2h: dict[str, Any] = {"kernel": i2h_kernel, "stride": i2h_stride, "pad": i2h_pad, "dilate": i2h_dilate}
         pad = tuple(d * (k - 1) // 2 for k, d in zip(h2h_kernel, h2h_dilate, strict=True))
         self._h2h: dict[str, Any] = {"kernel": h2h_kernel, "stride": (1, 1), "pad": pad, "dilate": h2h_dilate}

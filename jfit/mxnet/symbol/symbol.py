@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from jfit.graph import compose, serial
+from jfit.graph import compose, create, serial
 from jfit.graph.nodes import bind_class
 from jfit.graph.symbol import Symbol as Graph
 from jfit.lowering.groups import variable_devices
 from jfit.mxnet.context import Context
-from jfit.mxnet.errors import MXNetError, translated
+from jfit.mxnet.errors import MXNetError, NotImplementedForSymbol, translated
 from jfit.mxnet.executor.executor import Executor, arrays_in_order, grad_reqs
 from jfit.mxnet.groups import group_devices
 from jfit.mxnet.namespaces import split_attributes
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import zeros as nd_zeros
+from jfit.mxnet.util import is_np_shape
 
 
 class Symbol(Graph):
@@ -39,6 +40,12 @@ class Symbol(Graph):
 
     __slots__ = ()
     NAMES_PER_PROCESS = True  # numbered as in MXNet, so that scripts can load files with automatic names
+    PASSED_SHAPES_REPLACE = True
+
+    def __bool__(self) -> bool:
+        raise NotImplementedForSymbol(
+            f"the truth value of {self!r} is unknown until the graph runs; use sym.where, or compare with `is`"
+        )
 
     def infer_shape(self, *args: Any, **kwargs: Any):
         """Infer all shapes from those of some arguments.
@@ -49,14 +56,16 @@ class Symbol(Graph):
 
         Returns:
             (argument shapes, output shapes, auxiliary shapes), or three None if a shape stays unknown.
+
+        With NumPy shape semantics (`mx.np_shape`), an unknown size is -1 and an unknown shape None; a size 0 is known.
         """
         with translated():
-            return super().infer_shape(*args, **kwargs)
+            return _from_np_shapes(super().infer_shape, args, kwargs)
 
     def infer_shape_partial(self, *args: Any, **kwargs: Any):
         """Infer shapes as `infer_shape` does; a shape that stays unknown is ()."""
         with translated():
-            return super().infer_shape_partial(*args, **kwargs)
+            return _from_np_shapes(super().infer_shape_partial, args, kwargs)
 
     def infer_type(self, *args: Any, **kwargs: Any):
         """Infer (argument dtypes, output dtypes, auxiliary dtypes) as NumPy scalar types, as in MXNet."""
@@ -69,6 +78,14 @@ class Symbol(Graph):
         with translated():
             types = super().infer_type_partial(*args, **kwargs)
         return tuple([None if t is None else np.dtype(t).type for t in part] for part in types)
+
+    def get_backend_symbol(self, backend: str) -> Symbol:
+        """Return the symbol itself: XLA optimizes it when it runs."""
+        return self
+
+    def optimize_for(self, backend: str, *args: Any, **kwargs: Any) -> Symbol:
+        """Return the symbol itself: XLA optimizes it when it runs."""
+        return self
 
     def tojson(self, remove_amp_cast: bool = True) -> str:
         """Return the graph as text in MXNet's symbol.json format.
@@ -197,6 +214,22 @@ class Symbol(Graph):
         return self.bind(Context("cpu", 0) if ctx is None else ctx, kwargs, grad_req="null").forward()
 
 
+_EMPTY = 1_000_000_007  # stands for a size 0, which is an unknown size in jfit's inference; a prime, so that products keep it
+
+
+def _from_np_shapes(infer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function that infers shapes; with NumPy shape semantics, translate its arguments and results."""
+    if not is_np_shape():
+        return infer(*args, **kwargs)
+
+    def inner(shape: Any) -> Any:
+        return shape and tuple(_EMPTY if size == 0 else max(size, 0) for size in shape)
+
+    parts = infer(*map(inner, args), **{name: inner(shape) for name, shape in kwargs.items()})
+    outer = [part and [tuple(s % _EMPTY if s else -1 for s in shape) if shape else None for shape in part] for part in parts]
+    return tuple(outer)
+
+
 # ------------------------------------------------------------------------------------------------ functions
 Variable = var = bind_class(Symbol, compose.variable)
 
@@ -287,79 +320,9 @@ def operator(name: str) -> Any:
     return call
 
 
-def zeros(shape: Any, dtype: Any = "float32", **kwargs: Any) -> Symbol:
-    """Create a node whose output is filled with 0.
-
-    Args:
-        shape: int or tuple; 0 for a size to infer.
-        dtype: float32 by default.
-        kwargs: `name` and attributes of the node.
-
-    Returns:
-        Symbol.
-
-    Example:
-        >>> zeros((2, 3)).eval()[0].shape
-        (2, 3)
-    """
-    return operator("_zeros")(shape=shape, dtype=dtype or "float32", **kwargs)
-
-
-def ones(shape: Any, dtype: Any = "float32", **kwargs: Any) -> Symbol:
-    """Create a node whose output is filled with 1.
-
-    Args:
-        shape: int or tuple; 0 for a size to infer.
-        dtype: float32 by default.
-        kwargs: `name` and attributes of the node.
-
-    Returns:
-        Symbol.
-
-    Example:
-        >>> ones((2,)).eval()[0].asnumpy().tolist()
-        [1.0, 1.0]
-    """
-    return operator("_ones")(shape=shape, dtype=dtype or "float32", **kwargs)
-
-
-def full(shape: Any, val: float, dtype: Any = "float32", **kwargs: Any) -> Symbol:
-    """Create a node whose output is filled with one value.
-
-    Args:
-        shape: int or tuple.
-        val: number.
-        dtype: float32 by default.
-        kwargs: `name` and attributes of the node.
-
-    Returns:
-        Symbol.
-
-    Example:
-        >>> full((2,), 3).eval()[0].asnumpy().tolist()
-        [3.0, 3.0]
-    """
-    return operator("_full")(shape=shape, value=float(val), dtype=dtype or "float32", **kwargs)
-
-
-def arange(start: float, stop: float | None = None, step: float = 1.0, repeat: int = 1, **kwargs: Any) -> Symbol:
-    """Create a node of evenly spaced values in [start, stop), each repeated `repeat` times.
-
-    Args:
-        start: first value; with `stop=None` it is the end, and the first value is 0.
-        stop: end, not included.
-        step: spacing.
-        repeat: number of times each value is repeated.
-        kwargs: `name`, `dtype` (float32 by default) and attributes of the node.
-
-    Returns:
-        Symbol.
-
-    Example:
-        >>> arange(1, 3, repeat=2).eval()[0].asnumpy().tolist()
-        [1.0, 1.0, 2.0, 2.0]
-    """
-    return operator("_arange")(start=start, stop=stop, step=step, repeat=repeat, **kwargs)
+zeros, ones, full = (translated()(bind_class(Symbol, build)) for build in (create.zeros, create.ones, create.full))
+arange, linspace = (translated()(bind_class(Symbol, build)) for build in (create.arange, create.linspace))
+eye, histogram = (translated()(bind_class(Symbol, build)) for build in (create.eye, create.histogram))
 
 
 def split_v2(ary: Symbol, indices_or_sections: Any, axis: int = 0, squeeze_axis: bool = False, **kwargs: Any) -> Symbol:

@@ -29,7 +29,7 @@ def regression(mx, kind, label):
     pred = values((4, 3))
     by_row, by_value = np.array([[1], [2], [0], [0.5]]), values((4, 3), 2)
     result = run(mx, "plain", kind(), pred, label)
-    result |= run(mx, "weight", kind(weight=0.25), pred, label)
+    result |= run(mx, "weight", kind(weight=0.25), pred, label, hybrid=False)
     result |= run(mx, "rows", kind(), pred, label, sample_weight=by_row)
     result |= run(mx, "values", kind(weight=2), pred, label, hybrid=False, sample_weight=by_value)
     result |= run(mx, "axis 1", kind(batch_axis=1), pred, label, hybrid=False)
@@ -87,9 +87,9 @@ def check_sigmoid(mx):
     pred, positive = values((4, 3)), np.array([[1, 2, 3]])
     probability, ones = 1 / (1 + np.exp(-pred)), np.ones((4, 1))
     result = run(mx, "plain", kind(), pred, label)
-    result |= run(mx, "large", kind(), 100 * pred, label)
+    result |= run(mx, "large", kind(), 100 * pred, label, hybrid=False)
     result |= run(mx, "weight", kind(weight=0.25), pred, label, sample_weight=values((4, 1)))
-    result |= run(mx, "axis 1", kind(batch_axis=1), pred, label)
+    result |= run(mx, "axis 1", kind(batch_axis=1), pred, label, hybrid=False)
     result |= run(mx, "probabilities", kind(from_sigmoid=True), probability, label)
     result |= run(mx, "positive", kind(), pred, label, sample_weight=ones, pos_weight=positive)
     result |= run(mx, "positive probabilities", kind(True), probability, label, sample_weight=ones, pos_weight=positive)
@@ -101,10 +101,10 @@ def check_softmax(mx):
     pred, label = values((4, 3)), np.array([0, 2, 1, 1])
     dense = np.abs(values((4, 3), 1))
     result = run(mx, "plain", kind(), pred, label)
-    result |= run(mx, "large", kind(), 200 * pred, label)
+    result |= run(mx, "large", kind(), 200 * pred, label, hybrid=False)
     result |= run(mx, "weight", kind(weight=0.5), pred, label, sample_weight=np.array([[1], [0], [2], [0.5]]))
     result |= run(mx, "dense", kind(sparse_label=False), pred, dense)
-    result |= run(mx, "axis", kind(axis=1), values((2, 3, 2)), np.array([[0, 1], [2, 1]]))
+    result |= run(mx, "axis", kind(axis=1), values((2, 3, 2)), np.array([[0, 1], [2, 1]]), hybrid=False)
     result |= run(mx, "dense axis", kind(axis=0, sparse_label=False, batch_axis=1), pred, dense)
     result |= run(mx, "logarithms", kind(from_logits=True), np.log(dense), label)
     result |= run(mx, "column", kind(), pred, label[:, None], hybrid=False)
@@ -126,8 +126,8 @@ def check_ctc(mx):
     loss = mx.gluon.loss.CTCLoss
     pred, label = values((2, 6, 4)), np.array([[1, 0, 2], [2, 2, -1]])
     result = run(mx, "plain", loss(), pred, label)
-    result |= run(mx, "time first", loss(layout="TNC"), pred.transpose(1, 0, 2), label)
-    result |= run(mx, "labels", loss(label_layout="TN", weight=0.5), pred, label.T)
+    result |= run(mx, "time first", loss(layout="TNC"), pred.transpose(1, 0, 2), label, hybrid=False)
+    result |= run(mx, "labels", loss(label_layout="TN", weight=0.5), pred, label.T, hybrid=False)
     lengths = {"pred_lengths": [6, 5], "label_lengths": [2, 2]}
     result |= run(mx, "lengths", loss(), pred, np.array([[1, 0, 2], [2, 2, 1]]), **lengths)
     return result | {"layout": raised(loss, layout="NCT"), "label": raised(loss, label_layout="NTC")}
@@ -171,7 +171,7 @@ def check_own_loss(mx):
 
     pred, label = values((4, 3)), values((4, 3), 1)
     result = run(mx, "plain", Cubic(0.5, 0), pred, label) | {"base": raised(mx.gluon.loss.Loss(1, 0), mx.nd.ones(1))}
-    return result | {"weight": raised(mx.gluon.loss.L2Loss(weight="1"), mx.nd.ones(2), mx.nd.ones(2))}
+    return result | {"weight": raised(mx.gluon.loss.L1Loss(weight="1"), mx.nd.ones(2), mx.nd.ones(2))}
 
 
 def check_symbols(mx):
@@ -180,6 +180,24 @@ def check_symbols(mx):
     symbol = loss.SoftmaxCrossEntropyLoss(prefix="ce_")(pred, label)
     value = symbol.eval(pred=mx.nd.array(values((2, 3))), label=mx.nd.array([0, 2]))[0]
     return {"arguments": symbol.list_arguments(), "value": value}
+
+
+def check_numpy_arrays(mx):
+    """Losses of `mx.np.ndarray`s."""
+    loss, result = mx.gluon.loss, {}
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        pred, label = mx.np.array(values((4, 3))), mx.np.array(np.abs(values((4, 3), 1)))
+        for kind in (loss.L2Loss, loss.L1Loss, loss.SigmoidBCELoss):
+            result[kind.__name__] = kind()(pred, label)
+            result[f"{kind.__name__} weighted"] = kind(weight=0.5)(pred, label, mx.np.array(values((4, 1))))
+        classes = mx.np.array([0, 2, 1, 1])
+        pred.attach_grad()
+        with mx.autograd.record():
+            value = loss.SoftmaxCrossEntropyLoss()(pred, classes)
+        value.backward()
+        result |= {"softmax": value, "class": type(value).__name__, "gradient": pred.grad}
+        result["softmax dense"] = loss.SoftmaxCrossEntropyLoss(sparse_label=False)(pred, label)
+    return result
 
 
 def check_network(mx):

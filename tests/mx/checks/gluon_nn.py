@@ -18,15 +18,15 @@ def fill(mx, block):
         param.set_data(mx.nd.array(np.abs(value) + 0.5 if param.name.endswith("var") else value))
 
 
-def run(mx, name, block, *shapes, integers=False, gradient=True):
+def run(mx, name, block, *shapes, gradient=True, hybrid=True):
     """Return what a layer shows of itself and computes: not hybridized, hybridized, in training, and its gradients."""
     result = {f"{name} repr": repr(block)}
     block.initialize()
-    inputs = [mx.nd.array(np.arange(np.prod(s)).reshape(s) % 5 if integers else values(s, 0.3)) for s in shapes]
+    inputs = [mx.nd.array(values(s, 0.3)) for s in shapes]
     block(*inputs)
     fill(mx, block)
     params = block.collect_params()
-    if params:
+    if list(params):
         result[f"{name} repr later"] = repr(block)
         result[f"{name} parameters"] = [[p.name, list(p.shape), p.grad_req, np.dtype(p.dtype).name] for p in params.values()]
     result[f"{name} output"] = block(*inputs)
@@ -40,19 +40,23 @@ def run(mx, name, block, *shapes, integers=False, gradient=True):
         result[f"{name} gradients"] = [inputs[0].grad] + [p.grad() for p in params.values() if p.grad_req != "null"]
         states = [p.data() for p in params.values() if p.grad_req == "null"]
         result |= {f"{name} states": states} if states else {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        block.hybridize()
-    result[f"{name} hybridized"] = block(*inputs)
+    if hybrid:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            block.hybridize()
+        result[f"{name} hybridized"] = block(*inputs)
     return result
 
 
-def runs(mx, cases, *shapes, **options):
-    """Return the results of several layers by name; each entry is a layer, or (layer, shape of its input)."""
+def runs(mx, cases, *shapes):
+    """Return the results of several layers by name; each entry is a layer, or (layer, shape of its input).
+
+    Two of them are hybridized, because each compiles a program.
+    """
     result = {}
-    for name, case in cases.items():
+    for i, (name, case) in enumerate(cases.items()):
         block, *own = case if isinstance(case, tuple) else (case,)
-        result |= run(mx, name, block, *(own or shapes), **options)
+        result |= run(mx, name, block, *(own or shapes), hybrid=i < 2)
     return result
 
 
@@ -101,7 +105,7 @@ def check_sequential(mx):
         result |= run(mx, name, net, (3, 5), gradient=False)
         result |= {
             f"{name} length": len(net),
-            f"{name} names": [p for p in net.collect_params()],
+            f"{name} names": list(net.collect_params()),
             f"{name} item": net[0].name,
             f"{name} last": repr(net[-1]),
             f"{name} slice": repr(net[1:]),
@@ -341,6 +345,7 @@ def check_pooling(mx):
         "average 2d": (nn.AvgPool2D(pool_size=3, strides=(2, 1), padding=1), square),
         "average 2d inside": (nn.AvgPool2D(3, 2, padding=1, count_include_pad=False), square),
         "average 3d": (nn.AvgPool3D(), cube),
+        "average 2d all": (nn.AvgPool2D(3, 2, 1, True, "NCHW", False), square),
         "global max 1d": (nn.GlobalMaxPool1D(), line),
         "global max 2d": (nn.GlobalMaxPool2D(), square),
         "global max 3d": (nn.GlobalMaxPool3D(), cube),
@@ -348,7 +353,13 @@ def check_pooling(mx):
         "global average 2d": (nn.GlobalAvgPool2D(), square),
         "global average 3d": (nn.GlobalAvgPool3D(), cube),
     }
-    return runs(mx, cases)
+    return runs(mx, cases) | {
+        "positional 1d": repr(nn.MaxPool1D(3, 1, 1, "NWC", True)),
+        "positional 2d": repr(nn.MaxPool2D((3, 2), 1, 1, "NHWC", True)),
+        "positional 3d": repr(nn.MaxPool3D(2, 2, 0, True, "NDHWC")),
+        "positional average 3d": repr(nn.AvgPool3D(2, None, 0, True)),
+        "global": repr(nn.GlobalMaxPool2D("NHWC")),
+    }
 
 
 def check_padding(mx):
@@ -399,6 +410,8 @@ def check_contrib_cnn(mx):
     result = runs(mx, cases, (1, 2, 4, 4))
     modulated = cnn.ModulatedDeformableConvolution(2, kernel_size=2, in_channels=2, prefix="md_")
     result["modulated"] = [[p.name, p.shape] for p in modulated.collect_params().values()]
+    result["modulated repr"] = repr(cnn.ModulatedDeformableConvolution(2, prefix="md_")).split("(")[0]
+    result["slice without end"] = mx.nd.slice_axis(mx.nd.arange(4), axis=0, begin=1, end=None)
     result["layout"] = raised(cnn.DeformableConvolution, 2, layout="NCW")
     return result
 
@@ -430,6 +443,43 @@ def check_symbols(mx):
         "output": out.list_outputs(),
         "shapes": [list(map(list, s)) for s in shapes],
     }
+
+
+def check_numpy_arrays(mx):
+    """Layers called with `mx.np.ndarray`s return them."""
+    nn, result = mx.gluon.nn, {}
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        cases = {
+            "dense": (nn.Dense(3, activation="relu", prefix="d_"), (2, 4)),
+            "conv": (nn.Conv2D(2, 3, prefix="c_"), (1, 2, 5, 5)),
+            "pool": (nn.MaxPool2D(), (1, 1, 4, 4)),
+            "batch norm": (nn.BatchNorm(prefix="b_"), (2, 3)),
+            "layer norm": (nn.LayerNorm(prefix="l_"), (2, 3)),
+            "flatten": (nn.Flatten(), (2, 3, 2)),
+            "swish": (nn.Swish(), (2, 3)),
+            "leaky": (nn.LeakyReLU(0.2), (2, 3)),
+            "dropout": (nn.Dropout(0.5), (2, 3)),
+            "embedding": (nn.Embedding(3, 2, prefix="e_"), (2, 2)),
+        }
+        for name, (block, shape) in cases.items():
+            block.initialize()
+            x = mx.np.array(np.abs(values(shape)))
+            block(x)
+            for i, param in enumerate(block.collect_params().values()):
+                value = values(param.shape, i)
+                param.set_data(mx.np.array(np.abs(value) + 0.5 if param.name.endswith("var") else value))
+            result[f"{name} output"] = block(x)
+            result[f"{name} class"] = type(block(x)).__name__
+        net = nn.HybridSequential()
+        net.add(nn.Dense(2, in_units=3, weight_initializer="ones"), nn.Activation("tanh"))
+        net.initialize()
+        net.hybridize()
+        x = mx.np.array(values((2, 3)))
+        with mx.autograd.record():
+            out = net(x)
+        out.backward()
+        result |= {"hybridized": out, "class": type(out).__name__, "gradient": net[0].weight.grad()}
+    return result
 
 
 def check_module_names(mx):

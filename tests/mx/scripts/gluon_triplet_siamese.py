@@ -35,7 +35,7 @@ class Start(mx.init.Initializer):
 
 
 net = nn.HybridSequential()
-net.add(nn.Dense(12, activation="relu"), nn.Dense(3))
+net.add(nn.Dense(12, activation="relu"), nn.Dense(3, use_bias=False))
 net.initialize(Start())
 net.hybridize()
 triplet_loss = gluon.loss.TripletLoss(margin=1.0)

@@ -36,12 +36,18 @@ class Activation(HybridBlock):
         return f"{type(self).__name__}({self._act_type})"
 
 
-def activation_named(name: str | None) -> Activation | None:
-    """Return the block of the argument `activation` of a layer, inside the name scope of the layer."""
-    return None if name is None else Activation(name, prefix=f"{name}_")
+class _Unit(HybridBlock):
+    """A rectified unit: a function that is x, or nearly, for large x."""
+
+    _act_type: str
+    _slope = 0.25
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        """Apply the function."""
+        return F.LeakyReLU(x, act_type=self._act_type, slope=self._slope, name="fwd")
 
 
-class LeakyReLU(HybridBlock):
+class LeakyReLU(_Unit):
     """y = x for x > 0, else alpha * x.
 
     Args:
@@ -52,17 +58,18 @@ class LeakyReLU(HybridBlock):
         AssertionError: alpha is negative.
     """
 
+    _act_type = "leaky"
+
     def __init__(self, alpha: float, **kwargs: Any) -> None:
         assert alpha >= 0, f"LeakyReLU(alpha={alpha}): the slope for negative inputs must not be negative."
         super().__init__(**kwargs)
-        self._alpha = alpha
-
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        """Apply the function."""
-        return F.LeakyReLU(x, act_type="leaky", slope=self._alpha, name="fwd")
+        self._slope = alpha
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._alpha})"
+        return f"{type(self).__name__}({self._slope})"
+
+
+_QUARTER = Constant(0.25)
 
 
 class PReLU(HybridBlock):
@@ -76,7 +83,7 @@ class PReLU(HybridBlock):
     Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
     """
 
-    def __init__(self, alpha_initializer: Any = Constant(0.25), in_channels: int = 1, **kwargs: Any) -> None:
+    def __init__(self, alpha_initializer: Any = _QUARTER, in_channels: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.alpha = self.params.get("alpha", shape=(in_channels,), init=alpha_initializer)
 
@@ -85,32 +92,26 @@ class PReLU(HybridBlock):
         return F.LeakyReLU(x, gamma=alpha, act_type="prelu", name="fwd")
 
 
-class ELU(HybridBlock):
+class ELU(_Unit):
     """y = x for x > 0, else alpha * (exp(x) - 1); source: Clevert et al. 2016, https://arxiv.org/abs/1511.07289."""
+
+    _act_type = "elu"
 
     def __init__(self, alpha: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._alpha = alpha
-
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        """Apply the function."""
-        return F.LeakyReLU(x, act_type="elu", slope=self._alpha)
+        self._slope = alpha
 
 
-class SELU(HybridBlock):
+class SELU(_Unit):
     """y = 1.0507 * (x for x > 0, else 1.6733 * (exp(x) - 1)); source: Klambauer et al. 2017, https://arxiv.org/abs/1706.02515."""
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        """Apply the function."""
-        return F.LeakyReLU(x, act_type="selu", name="fwd")
+    _act_type = "selu"
 
 
-class GELU(HybridBlock):
+class GELU(_Unit):
     """y = x * Phi(x), Phi the normal distribution; source: Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415."""
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        """Apply the function."""
-        return F.LeakyReLU(x, act_type="gelu", name="fwd")
+    _act_type = "gelu"
 
 
 class Swish(HybridBlock):

@@ -11,7 +11,7 @@ import numpy as np
 from jfit.mxnet import ndarray, symbol
 from jfit.mxnet.gluon.block import Block, rows
 from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.nn.activations import activation_named
+from jfit.mxnet.gluon.nn.weighted import Weighted, activation_named
 
 
 class _Stack(Block):
@@ -97,7 +97,7 @@ class HybridSequential(_Stack, HybridBlock):
         return x
 
 
-class Dense(HybridBlock):
+class Dense(Weighted):
     """y = f(x W^T + b), a fully connected layer.
 
     Args:
@@ -118,6 +118,8 @@ class Dense(HybridBlock):
         ([[3.0, 3.0]], Dense(3 -> 2, linear))
     """
 
+    _op_name = "FullyConnected"
+
     def __init__(
         self,
         units: int,
@@ -132,17 +134,11 @@ class Dense(HybridBlock):
     ) -> None:
         super().__init__(**kwargs)
         self._units, self._in_units, self._flatten = units, in_units, flatten
-        shared = {"dtype": dtype, "allow_deferred_init": True}
+        self._kwargs = {"no_bias": not use_bias, "num_hidden": units, "flatten": flatten}
+        inits = weight_initializer, units if use_bias else None, bias_initializer
         with self.name_scope():
-            self.weight = self.params.get("weight", shape=(units, in_units), init=weight_initializer, **shared)
-            self.bias = self.params.get("bias", shape=(units,), init=bias_initializer, **shared) if use_bias else None
+            self._add_parameters("", (units, in_units), *inits, dtype=dtype)
             self.act = activation_named(activation)
-
-    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-        """Compute f(x W^T + b)."""
-        arrays = (x, weight) if bias is None else (x, weight, bias)
-        out = F.FullyConnected(*arrays, no_bias=bias is None, num_hidden=self._units, flatten=self._flatten, name="fwd")
-        return out if self.act is None else self.act(out)
 
     def __repr__(self) -> str:
         units, in_units = self.weight.shape
@@ -195,14 +191,8 @@ class Embedding(HybridBlock):
     ) -> None:
         super().__init__(**kwargs)
         self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype, "sparse_grad": sparse_grad}
-        self.weight = self.params.get(
-            "weight",
-            shape=(input_dim, output_dim),
-            init=weight_initializer,
-            dtype=dtype,
-            allow_deferred_init=True,
-            grad_stype="row_sparse" if sparse_grad else "default",
-        )
+        options = {"allow_deferred_init": True, "grad_stype": "row_sparse" if sparse_grad else "default"}
+        self.weight = self.params.get("weight", shape=(input_dim, output_dim), init=weight_initializer, dtype=dtype, **options)
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:
         """Look up rows."""
@@ -227,26 +217,17 @@ class _Norm(HybridBlock):
     """y = (x - mean) / sqrt(variance + epsilon) * gamma + beta.
 
     Args:
-        settings: attributes that the repr shows.
-        size: length of gamma and beta; 0: it is inferred.
+        settings: what the repr shows.
+        size: length of gamma and beta; 0: it is inferred at the first call.
         center, scale: whether beta, gamma are trained.
         beta_initializer, gamma_initializer: initializers of beta and gamma.
-        options: further arguments of both parameters by name.
-        prefix, params: as for `Block`.
+        **kwargs: prefix and params, as for `Block`.
     """
 
     def __init__(
-        self,
-        settings: dict[str, Any],
-        size: int,
-        center: bool,
-        scale: bool,
-        beta_initializer: Any,
-        gamma_initializer: Any,
-        prefix: str | None = None,
-        params: Any = None,
+        self, settings: Any, size: int, center: bool, scale: bool, beta_initializer: Any, gamma_initializer: Any, **kwargs: Any
     ) -> None:
-        super().__init__(prefix, params)
+        super().__init__(**kwargs)
         self._kwargs, self._size = settings, size
         self.gamma = self._parameter("gamma", gamma_initializer, scale)
         self.beta = self._parameter("beta", beta_initializer, center)
@@ -255,11 +236,12 @@ class _Norm(HybridBlock):
         req = "write" if trained else "null"
         return self.params.get(name, grad_req=req, shape=(self._size,), init=init, allow_deferred_init=True, **options)
 
-    def _shown_channels(self) -> str:
-        return f", in_channels={self.gamma.shape[0]}"
-
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._kwargs.items())}{self._shown_channels()})"
+        shown = self._kwargs | self._shown_channels()
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+    def _shown_channels(self) -> dict[str, Any]:
+        return {"in_channels": self.gamma.shape[0]}
 
 
 class _BatchNorm(_Norm):
@@ -285,16 +267,18 @@ class _BatchNorm(_Norm):
         super().__init__(settings, in_channels, center, scale, beta_initializer, gamma_initializer, **kwargs)
         if in_channels:
             self.in_channels = in_channels
-        self.gamma._differentiable, self.beta._differentiable = scale, center
-        self.running_mean = self._parameter("running_mean", running_mean_initializer, False, differentiable=False)
-        self.running_var = self._parameter("running_var", running_variance_initializer, False, differentiable=False)
+        self.running_mean = self._parameter("running_mean", running_mean_initializer, False)
+        self.running_var = self._parameter("running_var", running_variance_initializer, False)
+
+    def _parameter(self, name: str, init: Any, trained: bool, **options: Any) -> Any:
+        return super()._parameter(name, init, trained, differentiable=trained, **options)
 
     def cast(self, dtype: Any) -> None:
         """Cast the parameters; for float16 they stay float32."""
         super().cast("float32" if np.dtype(dtype).name == "float16" else dtype)
 
-    def _shown_channels(self) -> str:
-        return f", in_channels={self.gamma.shape[0] or None}"
+    def _shown_channels(self) -> dict[str, Any]:
+        return {"in_channels": self.gamma.shape[0] or None}
 
 
 class BatchNorm(_BatchNorm):
@@ -337,33 +321,45 @@ class BatchNormReLU(_BatchNorm):
         return F.contrib.BatchNormWithReLU(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
 
 
-class InstanceNorm(_Norm):
+class _AxisNorm(_Norm):
+    """A normalization along or over axes of each row."""
+
+    _axis: int
+    _scale = True
+
+    def __init__(
+        self,
+        axis: int | None = None,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool | None = None,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        in_channels: int = 0,
+        prefix: str | None = None,
+        params: Any = None,
+    ) -> None:
+        scale = self._scale if scale is None else scale
+        settings = {"eps": epsilon, "axis": self._axis if axis is None else axis, "center": center, "scale": scale}
+        inits = beta_initializer, gamma_initializer
+        super().__init__(settings, in_channels, center, scale, *inits, prefix=prefix, params=params)
+
+
+class InstanceNorm(_AxisNorm):
     """y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance per row and channel.
 
     Args:
-        axis: axis of the channels.
+        axis: axis of the channels, by default 1.
         epsilon: number that is added to the variance.
-        center, scale: whether beta, gamma are trained.
+        center, scale: whether beta (by default) and gamma (by default not) are trained.
         beta_initializer, gamma_initializer: initializers of beta and gamma.
         in_channels: number of channels; 0: it is inferred at the first call.
-        **kwargs: prefix and params, as for `Block`.
+        prefix, params: as for `Block`.
 
     Source: Ulyanov et al. 2016, https://arxiv.org/abs/1607.08022.
     """
 
-    def __init__(
-        self,
-        axis: int = 1,
-        epsilon: float = 1e-5,
-        center: bool = True,
-        scale: bool = False,
-        beta_initializer: Any = "zeros",
-        gamma_initializer: Any = "ones",
-        in_channels: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        settings = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
-        super().__init__(settings, in_channels, center, scale, beta_initializer, gamma_initializer, **kwargs)
+    _axis, _scale = 1, False
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any) -> Any:
         """Normalize each row and channel."""
@@ -373,69 +369,66 @@ class InstanceNorm(_Norm):
         return F.swapaxes(F.InstanceNorm(F.swapaxes(x, 1, axis), gamma, beta, name="fwd", eps=eps), 1, axis)
 
 
-class LayerNorm(_Norm):
+class LayerNorm(_AxisNorm):
     """y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance along one axis.
 
     Args:
-        axis: axis that is normalized, and of gamma and beta.
-        epsilon, center, scale, beta_initializer, gamma_initializer, in_channels, prefix, params: as for `InstanceNorm`.
+        axis: axis that is normalized, and of gamma and beta; by default the last one.
+        epsilon, center, scale, beta_initializer, gamma_initializer, in_channels, prefix, params: as for `InstanceNorm`; by
+            default, both beta and gamma are trained.
 
     Source: Ba et al. 2016, https://arxiv.org/abs/1607.06450.
     """
 
-    def __init__(
-        self,
-        axis: int = -1,
-        epsilon: float = 1e-5,
-        center: bool = True,
-        scale: bool = True,
-        beta_initializer: Any = "zeros",
-        gamma_initializer: Any = "ones",
-        in_channels: int = 0,
-        prefix: str | None = None,
-        params: Any = None,
-    ) -> None:
-        settings = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
-        super().__init__(settings, in_channels, center, scale, beta_initializer, gamma_initializer, prefix, params)
+    _axis = -1
 
     def hybrid_forward(self, F: Any, data: Any, gamma: Any, beta: Any) -> Any:
         """Normalize along the axis."""
         return F.LayerNorm(data, gamma=gamma, beta=beta, axis=self._kwargs["axis"], eps=self._kwargs["eps"])
 
 
-class GroupNorm(_Norm):
+class GroupNorm(_AxisNorm):
     """y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance per row and group of channels.
 
     Args:
         num_groups: number of groups, and length of gamma and beta.
-        epsilon, center, scale, beta_initializer, gamma_initializer, prefix, params: as for `InstanceNorm`.
+        *args, **kwargs: epsilon, center, scale, beta_initializer, gamma_initializer, prefix and params, as for `LayerNorm`.
 
     Source: Wu and He 2018, https://arxiv.org/abs/1803.08494.
     """
 
-    def __init__(
-        self,
-        num_groups: int = 1,
-        epsilon: float = 1e-5,
-        center: bool = True,
-        scale: bool = True,
-        beta_initializer: Any = "zeros",
-        gamma_initializer: Any = "ones",
-        prefix: str | None = None,
-        params: Any = None,
-    ) -> None:
-        settings = {"eps": epsilon, "num_groups": num_groups, "center": center, "scale": scale}
-        super().__init__(settings, num_groups, center, scale, beta_initializer, gamma_initializer, prefix, params)
+    def __init__(self, num_groups: int = 1, *args: Any, **kwargs: Any) -> None:
+        super().__init__(1, *args, in_channels=num_groups, **kwargs)
+        self._kwargs = {"num_groups" if k == "axis" else k: v for k, v in self._kwargs.items()} | {"num_groups": num_groups}
 
     def hybrid_forward(self, F: Any, data: Any, gamma: Any, beta: Any) -> Any:
         """Normalize each row and group of channels."""
         return F.GroupNorm(data, gamma=gamma, beta=beta, num_groups=self._size, eps=self._kwargs["eps"])
 
-    def _shown_channels(self) -> str:
-        return ""
+    def _shown_channels(self) -> dict[str, Any]:
+        return {}
 
 
-class Lambda(Block):
+class _Function(Block):
+    """A function as a block; a subclass lists the modules that have functions by name."""
+
+    _modules: tuple[Any, ...]
+
+    def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
+        super().__init__(prefix=prefix)
+        self._func, self._func_name = function, getattr(function, "__name__", function)
+        if isinstance(function, str):
+            known = all(hasattr(module, function) for module in self._modules)
+            assert known, f"mx.nd or mx.sym has no function {function!r}; pass a function."
+        elif not callable(function):
+            kind = type(function).__name__
+            raise ValueError(f"{type(self).__name__} takes a function or the name of one, found {function!r} ({kind})")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._func_name})"
+
+
+class Lambda(_Function):
     """y = function(*inputs).
 
     Args:
@@ -452,20 +445,14 @@ class Lambda(Block):
         [0.0, 1.0]
     """
 
-    def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
-        super().__init__(prefix=prefix)
-        self._func_name = _name_of(function, ndarray)
-        self._func_impl = getattr(ndarray, function) if isinstance(function, str) else function
+    _modules = (ndarray,)
 
     def forward(self, *args: Any) -> Any:
         """Call the function."""
-        return self._func_impl(*args)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._func_name})"
+        return (getattr(ndarray, self._func) if isinstance(self._func, str) else self._func)(*args)
 
 
-class HybridLambda(HybridBlock):
+class HybridLambda(_Function, HybridBlock):
     """y = function(F, *inputs), where F is `mx.nd` or `mx.sym`.
 
     Args:
@@ -482,24 +469,8 @@ class HybridLambda(HybridBlock):
         [0.0, 2.0]
     """
 
-    def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
-        super().__init__(prefix=prefix)
-        self._func_name = _name_of(function, ndarray, symbol)
-        self._func = function if callable(function) else lambda F, *args: getattr(F, function)(*args)
+    _modules = ndarray, symbol
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
         """Call the function."""
-        return self._func(F, x, *args)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._func_name})"
-
-
-def _name_of(function: Any, *modules: Any) -> str:
-    """Return the name of the function of a Lambda, after checking that it is one."""
-    if isinstance(function, str):
-        assert all(hasattr(m, function) for m in modules), f"mx.nd or mx.sym has no function {function!r}; pass a function."
-        return function
-    if not callable(function):
-        raise ValueError(f"a Lambda needs a function or the name of one, found {function!r} ({type(function).__name__})")
-    return function.__name__
+        return getattr(F, self._func)(x, *args) if isinstance(self._func, str) else self._func(F, x, *args)

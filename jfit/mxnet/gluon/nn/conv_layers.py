@@ -6,131 +6,18 @@ import numbers
 from typing import Any
 
 from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.nn.activations import activation_named
+from jfit.mxnet.gluon.nn.weighted import Convolution, check_layout, per_axis
 
 _POOL_LAYOUTS = [("NCW", "NWC"), ("NCHW", "NHWC"), ("NCDHW", "NDHWC")]  # the default first
 
 
-def per_axis(value: Any, count: int, name: str | None = None) -> Any:
-    """Return a number as a tuple of `count` equal numbers, other values as they are; with `name` their length is checked."""
-    sizes = (value,) * count if isinstance(value, numbers.Number) else value
-    assert name is None or len(sizes) == count, f"{name}={value!r}: pass a number or {count} of them."
-    return sizes
-
-
-def check_layout(block: Any, layout: str | None, layouts: tuple[str, ...]) -> str:
-    """Return the layout of a layer, by default the first of `layouts`; AssertionError: it is none of them."""
-    layout = layout or layouts[0]
-    assert layout in layouts, f"{type(block).__name__}(layout={layout!r}): the layout must be {' or '.join(layouts)}."
-    return layout
-
-
-def weight_shape(outer: int, inner: int, kernel: Any, layout: str) -> tuple[int, ...]:
-    """Return the shape of the weight of a convolution: (outer, inner, *kernel), or (outer, *kernel, inner) channels-last.
-
-    Example:
-        >>> weight_shape(8, 3, (5, 5), "NHWC")
-        (8, 5, 5, 3)
-    """
-    return (outer, *kernel, inner) if layout[-1] == "C" else (outer, inner, *kernel)
-
-
-def describe(name: str, weight: Any, settings: dict[str, Any], bias: Any, act: Any) -> str:
-    """Return the repr of a convolution, with what is not at its default."""
-    ones = (1,) * len(settings["kernel"])
-    parts = [f"{weight.shape[1] or None} -> {weight.shape[0]}", "kernel_size={kernel}", "stride={stride}"]
-    parts += ["padding={pad}"] if settings["pad"] != (0,) * len(ones) else []
-    parts += ["dilation={dilate}"] if settings["dilate"] != ones else []
-    parts += ["groups={num_group}"] if settings["num_group"] != 1 else []
-    parts += ["bias=False"] if bias is None else []
-    return f"{name}({', '.join(parts)}".format(**settings) + (f", {act})" if act else ")")
-
-
-class _Conv(HybridBlock):
-    """A convolution: y = f(x * W + b), * over windows of x.
-
-    Args:
-        channels: number of output channels.
-        kernel_size, strides, padding, dilation: int for all spatial axes, or a tuple; padding is added on both sides.
-        groups: number of groups of channels; each group of outputs sees one group of inputs.
-        layout: axes of x and y, such as "NCHW" (the default) or "NHWC".
-        activation: name of the function f, as for `Activation`; None: f is the identity.
-        use_bias: whether to add b.
-        weight_initializer, bias_initializer: initializers of W and b; None: the initializer of `initialize`.
-        in_channels: number of input channels; 0: it is inferred at the first call.
-        op_name: operator; None: that of the class.
-        adj: output padding of a transposed convolution.
-        prefix, params: as for `Block`.
-
-    Raises:
-        AssertionError: the layer does not have the layout, or kernel_size has another length than the spatial axes.
-    """
-
-    _layouts: tuple[str, ...]
-    _op_name = "Convolution"
-
-    def __init__(
-        self,
-        channels: int,
-        kernel_size: Any,
-        strides: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-        layout: str | None = None,
-        activation: str | None = None,
-        use_bias: bool = True,
-        weight_initializer: Any = None,
-        bias_initializer: Any = "zeros",
-        in_channels: int = 0,
-        op_name: str | None = None,
-        adj: Any = None,
-        prefix: str | None = None,
-        params: Any = None,
-    ) -> None:
-        super().__init__(prefix, params)
-        layout = check_layout(self, layout, self._layouts)
-        axes = len(layout) - 2
-        self._channels, self._in_channels, self._op_name = channels, in_channels, op_name or self._op_name
-        self._kwargs = {
-            "kernel": per_axis(kernel_size, axes, "kernel_size"),
-            "stride": per_axis(strides, axes),
-            "dilate": per_axis(dilation, axes),
-            "pad": per_axis(padding, axes),
-            "num_filter": channels,
-            "num_group": groups,
-            "no_bias": not use_bias,
-            "layout": layout,
-        } | ({} if adj is None else {"adj": per_axis(adj, axes, "output_padding")})
-        ends = (channels, in_channels) if self._op_name == "Convolution" else (in_channels, channels)
-        shape = weight_shape(ends[0], ends[1] // groups, self._kwargs["kernel"], layout)
-        with self.name_scope():
-            self.weight = self.params.get("weight", shape=shape, init=weight_initializer, allow_deferred_init=True)
-            self.bias = None
-            if use_bias:
-                self.bias = self.params.get("bias", shape=(channels,), init=bias_initializer, allow_deferred_init=True)
-            self.act = activation_named(activation)
-
-    def _alias(self) -> str:
-        return "conv"
-
-    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-        """Compute f(x * W + b)."""
-        arrays = (x, weight) if bias is None else (x, weight, bias)
-        out = getattr(F, self._op_name)(*arrays, name="fwd", **self._kwargs)
-        return out if self.act is None else self.act(out)
-
-    def __repr__(self) -> str:
-        return describe(type(self).__name__, self.weight, self._kwargs, self.bias, self.act)
-
-
-class Conv1D(_Conv):
+class Conv1D(Convolution):
     """y = f(x * W + b), a convolution of (batch, channels, width); see `Conv2D`."""
 
     _layouts = ("NCW",)
 
 
-class Conv2D(_Conv):
+class Conv2D(Convolution):
     """y = f(x * W + b), a convolution of (batch, channels, height, width).
 
     Args:
@@ -158,28 +45,21 @@ class Conv2D(_Conv):
     _layouts = ("NCHW", "NHWC")
 
 
-class Conv3D(_Conv):
+class Conv3D(Convolution):
     """y = f(x * W + b), a convolution of (batch, channels, depth, height, width); see `Conv2D`."""
 
     _layouts = ("NCDHW", "NDHWC")
 
 
-class _ConvTranspose(_Conv):
+class _ConvTranspose(Convolution):
     """A transposed convolution: the gradient of a convolution as a function of the incoming gradient."""
 
     _op_name = "Deconvolution"
 
     def __init__(
-        self,
-        channels: int,
-        kernel_size: Any,
-        strides: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        *args: Any,
-        **kwargs: Any,
+        self, channels, kernel_size: Any, strides: Any = 1, padding: Any = 0, output_padding: Any = 0, *args: Any, **rest: Any
     ) -> None:
-        super().__init__(channels, kernel_size, strides, padding, *args, adj=output_padding, **kwargs)
+        super().__init__(channels, kernel_size, strides, padding, *args, adj=output_padding, **rest)
         self.outpad = self._kwargs["adj"]
 
 
@@ -216,7 +96,7 @@ class Conv3DTranspose(_ConvTranspose):
 
 
 class _Pooling(HybridBlock):
-    """The maximum of windows.
+    """The maximum or mean of windows.
 
     Args:
         pool_size, padding: int for all spatial axes, or a tuple.
@@ -228,51 +108,7 @@ class _Pooling(HybridBlock):
 
     _layouts: tuple[str, ...]
     _type = "max"
-
-    def __init__(
-        self,
-        pool_size: Any = 2,
-        strides: Any = None,
-        padding: Any = 0,
-        layout: Any = None,
-        ceil_mode: Any = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        if isinstance(layout, bool):  # MaxPool3D, AvgPool2D and AvgPool3D of MXNet have ceil_mode before layout
-            layout, ceil_mode = ceil_mode or None, layout
-        layout = check_layout(self, layout, self._layouts)
-        axes = len(layout) - 2
-        pool_size = per_axis(pool_size, axes, "pool_size")
-        self._kwargs = {
-            "kernel": pool_size,
-            "stride": pool_size if strides is None else per_axis(strides, axes),
-            "pad": per_axis(padding, axes),
-            "global_pool": False,
-            "pool_type": self._type,
-            "layout": layout,
-            "pooling_convention": "full" if ceil_mode else "valid",
-        }
-
-    def _alias(self) -> str:
-        return "pool"
-
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        """Reduce the windows."""
-        return F.Pooling(x, name="fwd", **self._kwargs)
-
-    def __repr__(self) -> str:
-        shown = (
-            "size={kernel}, stride={stride}, padding={pad}, ceil_mode={ceil}, global_pool={global_pool}, pool_type={pool_type}"
-        )
-        ceil = self._kwargs["pooling_convention"] == "full"
-        return f"{type(self).__name__}({shown}, layout={{layout}})".format(ceil=ceil, **self._kwargs)
-
-
-class _AvgPooling(_Pooling):
-    """The mean of windows; count_include_pad: whether zeros of the padding count."""
-
-    _type = "avg"
+    _global = False
 
     def __init__(
         self,
@@ -284,16 +120,38 @@ class _AvgPooling(_Pooling):
         count_include_pad: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(pool_size, strides, padding, layout, ceil_mode, **kwargs)
-        self._kwargs["count_include_pad"] = count_include_pad
+        super().__init__(**kwargs)
+        if isinstance(layout, bool):  # MaxPool3D, AvgPool2D and AvgPool3D of MXNet have ceil_mode before layout
+            layout, ceil_mode = ceil_mode or None, layout
+        layout = check_layout(self, layout, self._layouts)
+        axes = len(layout) - 2
+        size = per_axis(pool_size, axes, "pool_size")
+        self._kwargs = {"kernel": size, "stride": size if strides is None else per_axis(strides, axes)}
+        self._kwargs |= {"pad": per_axis(padding, axes), "global_pool": self._global, "pool_type": self._type}
+        self._kwargs |= {"layout": layout, "pooling_convention": "full" if ceil_mode else "valid"}
+        if self._type == "avg" and not self._global:
+            self._kwargs["count_include_pad"] = count_include_pad
+
+    def _alias(self) -> str:
+        return "pool"
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        """Reduce the windows."""
+        return F.Pooling(x, name="fwd", **self._kwargs)
+
+    def __repr__(self) -> str:
+        shown = "{}(size={kernel}, stride={stride}, padding={pad}, ceil_mode={ceil}, global_pool={global_pool}, "
+        ceil = self._kwargs["pooling_convention"] == "full"
+        return (shown + "pool_type={pool_type}, layout={layout})").format(type(self).__name__, ceil=ceil, **self._kwargs)
 
 
 class _GlobalPooling(_Pooling):
     """The maximum, or mean, over all spatial axes, which keep size 1."""
 
+    _global = True
+
     def __init__(self, layout: str | None = None, **kwargs: Any) -> None:
         super().__init__(1, layout=layout, ceil_mode=True, **kwargs)
-        self._kwargs["global_pool"] = True
 
 
 class MaxPool1D(_Pooling):
@@ -327,13 +185,13 @@ class MaxPool3D(_Pooling):
     _layouts = _POOL_LAYOUTS[2]
 
 
-class AvgPool1D(_AvgPooling):
+class AvgPool1D(_Pooling):
     """The mean of windows of (batch, channels, width); see `AvgPool2D`."""
 
-    _layouts = _POOL_LAYOUTS[0]
+    _layouts, _type = _POOL_LAYOUTS[0], "avg"
 
 
-class AvgPool2D(_AvgPooling):
+class AvgPool2D(_Pooling):
     """The mean of windows of (batch, channels, height, width).
 
     Args:
@@ -341,13 +199,13 @@ class AvgPool2D(_AvgPooling):
         count_include_pad: whether the zeros of the padding count in the mean.
     """
 
-    _layouts = _POOL_LAYOUTS[1]
+    _layouts, _type = _POOL_LAYOUTS[1], "avg"
 
 
-class AvgPool3D(_AvgPooling):
+class AvgPool3D(_Pooling):
     """The mean of windows of (batch, channels, depth, height, width); see `AvgPool2D`."""
 
-    _layouts = _POOL_LAYOUTS[2]
+    _layouts, _type = _POOL_LAYOUTS[2], "avg"
 
 
 class GlobalMaxPool1D(_GlobalPooling):

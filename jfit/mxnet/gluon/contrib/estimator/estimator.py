@@ -1,0 +1,247 @@
+"""`Estimator`: training and evaluation loops of a gluon net."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from jfit.mxnet.context import Context, cpu, gpu, num_gpus
+from jfit.mxnet.gluon.contrib.estimator import event_handler as events
+from jfit.mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
+from jfit.mxnet.gluon.data.dataloader import DataLoader
+from jfit.mxnet.gluon.loss import Loss, SoftmaxCrossEntropyLoss
+from jfit.mxnet.metric import create
+from jfit.mxnet.ndarray_classes import Trainer
+
+__all__ = ["Estimator"]
+
+_KINDS = {
+    "train_begin": events.TrainBegin, "epoch_begin": events.EpochBegin, "batch_begin": events.BatchBegin,
+    "batch_end": events.BatchEnd, "epoch_end": events.EpochEnd, "train_end": events.TrainEnd,
+}  # fmt: skip
+
+
+class Estimator:
+    """Trains and evaluates a gluon net, and calls handlers of events.
+
+    Args:
+        net: the net.
+        loss: the loss, a `gluon.loss.Loss`.
+        train_metrics: metric or list of them; by default accuracy, if the loss is SoftmaxCrossEntropyLoss, and the loss.
+        val_metrics: the same for evaluations; by default copies of `train_metrics`.
+        initializer: initializer of parameters that are not initialized.
+        trainer: `gluon.Trainer`; by default SGD with learning rate 0.001.
+        context: context or list of them; by default gpu(0) if there is one, else cpu(0).
+        val_net, val_loss: net and loss of evaluations, if they are others.
+        batch_processor: object with the methods of `BatchProcessor`.
+
+    Attributes:
+        logger: logging.Logger that writes to sys.stdout.
+        train_metrics, val_metrics: the metrics, with "training " and "validation " before their names.
+
+    Raises:
+        ValueError: an argument of another class.
+        AssertionError: a GPU that does not exist.
+
+    Example:
+        >>> import jfit.mx as mx, numpy as np
+        >>> x = np.random.RandomState(0).rand(40, 3).astype("float32")
+        >>> data = mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(x, x @ np.array([1, 2, 3], "float32")), 8)
+        >>> net = mx.gluon.nn.Dense(1)
+        >>> net.initialize()
+        >>> trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+        >>> estimator = Estimator(net, mx.gluon.loss.L2Loss(), trainer=trainer)
+        >>> estimator.logger.setLevel("WARNING")
+        >>> estimator.fit(data, epochs=40)
+        >>> net.weight.data().asnumpy().round(1).tolist()
+        [[1.0, 2.0, 3.0]]
+
+    Source: Apache MXNet 1.9.1, `mxnet.gluon.contrib.estimator.Estimator`.
+    """
+
+    max_epoch: int | None = None
+    max_batch: int | None = None
+    batch_axis = 0
+
+    def __init__(
+        self,
+        net: Any,
+        loss: Any,
+        train_metrics: Any = None,
+        val_metrics: Any = None,
+        initializer: Any = None,
+        trainer: Any = None,
+        context: Any = None,
+        val_net: Any = None,
+        val_loss: Any = None,
+        batch_processor: Any = None,
+    ) -> None:
+        for name, value in (("loss", loss), ("val_loss", loss if val_loss is None else val_loss)):
+            if not isinstance(value, Loss):
+                raise ValueError(f"{name} is a {type(value).__name__}, expected a gluon.loss.Loss.")
+        self.net, self.val_net = net, net if val_net is None else val_net
+        self.loss, self.val_loss = loss, loss if val_loss is None else val_loss
+        self._train_metrics = events.as_metrics(train_metrics) or self._default_metrics()
+        for metric in self._train_metrics:
+            metric.name = "training " + metric.name
+        self._val_metrics = events.as_metrics(val_metrics) or copy.deepcopy(self._train_metrics)
+        for metric in self._val_metrics:
+            named = "training" in metric.name
+            metric.name = metric.name.replace("training", "validation") if named else "validation " + metric.name
+        self.logger = logging.Logger("Estimator", logging.INFO)
+        self.logger.addHandler(logging.StreamHandler(sys.stdout))
+        self.context = _contexts(context)
+        self._initialize(initializer)
+        self.trainer = self._checked_trainer(trainer)
+        self.batch_processor = BatchProcessor() if batch_processor is None else batch_processor
+        if not all(callable(getattr(self.batch_processor, n, None)) for n in ("fit_batch", "evaluate_batch")):
+            raise ValueError("batch_processor needs the methods fit_batch and evaluate_batch; derive it from BatchProcessor.")
+
+    def _default_metrics(self) -> list[Any]:
+        loss = create("loss", name=self.loss.name.rstrip("1234567890"))
+        return [create("acc"), loss] if isinstance(self.loss, SoftmaxCrossEntropyLoss) else [loss]
+
+    def _initialize(self, initializer: Any) -> None:
+        try:
+            for param in self.net.collect_params().values():
+                param.list_ctx()
+        except RuntimeError:
+            self.net.initialize(init=initializer or "uniform", ctx=self.context)
+        else:
+            if initializer:
+                message = "initializer= is ignored, because the net is initialized already"
+                warnings.warn(f"{message}; call net.initialize(initializer, force_reinit=True).", stacklevel=3)
+
+    def _checked_trainer(self, trainer: Any) -> Any:
+        if not trainer:
+            warnings.warn("no trainer= was passed; SGD with learning rate 0.001 is used.", stacklevel=3)
+            return Trainer(self.net.collect_params(), "sgd", {"learning_rate": 0.001})
+        if not isinstance(trainer, Trainer):
+            raise ValueError(f"trainer is a {type(trainer).__name__}, expected a gluon.Trainer.")
+        return trainer
+
+    @property
+    def train_metrics(self) -> list[Any]:
+        """The metrics of the training."""
+        return self._train_metrics
+
+    @property
+    def val_metrics(self) -> list[Any]:
+        """The metrics of evaluations."""
+        return self._val_metrics
+
+    def evaluate(self, val_data: Any, batch_axis: int = 0, event_handlers: Any = None) -> None:
+        """Compute `val_metrics` on a data set.
+
+        Args:
+            val_data: DataLoader of (data, labels).
+            batch_axis: axis of the rows, which are split over the contexts.
+            event_handlers: handler or list of them; a MetricHandler and a LoggingHandler are added if there are none.
+
+        Raises:
+            ValueError: `val_data` is not a DataLoader, or a handler has metrics of its own.
+        """
+        _check_loader(val_data)
+        for metric in self.val_metrics:
+            metric.reset()
+        defaults = [events.MetricHandler(self.val_metrics), events.LoggingHandler(metrics=self.val_metrics)]
+        handlers = _completed(event_handlers, defaults, self.val_metrics)
+        self._call(handlers, "epoch_begin")
+        for batch in val_data:
+            self._call(handlers, "batch_begin", batch=batch)
+            _, label, pred, loss = self.batch_processor.evaluate_batch(self, batch, batch_axis)
+            self._call(handlers, "batch_end", batch=batch, pred=pred, label=label, loss=loss)
+        self._call(handlers, "epoch_end")
+
+    def fit(
+        self,
+        train_data: Any,
+        val_data: Any = None,
+        epochs: int | None = None,
+        event_handlers: Any = None,
+        batches: int | None = None,
+        batch_axis: int = 0,
+    ) -> None:
+        """Train for a number of epochs or of batches.
+
+        Args:
+            train_data: DataLoader of (data, labels).
+            val_data: DataLoader that is evaluated after each epoch.
+            epochs, batches: the number; pass one of them.
+            event_handlers: handler or list of them; a StoppingHandler is added, and a GradientUpdateHandler, MetricHandler,
+                ValidationHandler (with `val_data`) and LoggingHandler if there are none.
+            batch_axis: axis of the rows, which are split over the contexts.
+
+        Raises:
+            ValueError: a loader or handler of another class, both or none of `epochs` and `batches`, or metrics that are not
+                those of the estimator.
+        """
+        _check_loader(train_data)
+        if bool(epochs) == bool(batches):
+            raise ValueError(f"epochs is {epochs} and batches is {batches}; pass one of them.")
+        self.max_epoch, self.max_batch, self.batch_axis = epochs, batches, batch_axis
+        defaults = [events.StoppingHandler(), events.GradientUpdateHandler(), events.MetricHandler(self.train_metrics)]
+        if val_data:
+            defaults.append(events.ValidationHandler(val_data, self.evaluate))
+        defaults.append(events.LoggingHandler(metrics=self.train_metrics))
+        handlers = _completed(event_handlers, defaults, [*self.train_metrics, *self.val_metrics])
+        self._call(handlers, "train_begin")
+        stopped = False
+        while not stopped:
+            self._call(handlers, "epoch_begin")
+            for batch in train_data:
+                self._call(handlers, "batch_begin", batch=batch)
+                _, label, pred, loss = self.batch_processor.fit_batch(self, batch, batch_axis)
+                if self._call(handlers, "batch_end", batch=batch, pred=pred, label=label, loss=loss):
+                    break
+            stopped = self._call(handlers, "epoch_end")
+        self._call(handlers, "train_end")
+
+    def _call(self, handlers: Sequence[Any], event: str, **kwargs: Any) -> bool:
+        """Call the handlers of an event, and return whether one of them stops the epoch or the training."""
+        called = [getattr(h, event)(self, **kwargs) for h in handlers if isinstance(h, _KINDS[event])]
+        return any(called)
+
+
+def _completed(handlers: Any, defaults: Sequence[Any], metrics: Sequence[Any]) -> list[Any]:
+    """Return the handlers, and the default ones of whose class there is none, in the order in which they are called.
+
+    metrics: those that handlers may refer to, if some are default ones.
+    """
+    own = [handlers] if isinstance(handlers, events.EventHandler) else list(handlers or ())
+    wrong = [h for h in own if not isinstance(h, events.EventHandler)]
+    if wrong:
+        raise ValueError(f"event_handlers has {wrong[0]!r}, expected handlers, which derive from TrainBegin, BatchEnd, ...")
+    always = events.StoppingHandler
+    added = [d for d in defaults if isinstance(d, always) or not any(isinstance(h, type(d)) for h in own)]
+    for handler in own if added else ():
+        for name in dir(handler):
+            value = getattr(handler, name) if "metric" in name else ()
+            for metric in value if isinstance(value, list) else [value] if value else ():
+                if not any(metric is known for known in metrics):
+                    problem = f"{type(handler).__name__}.{name} has the metric {metric}, which is not one of the estimator's"
+                    raise ValueError(f"{problem}; pass estimator.train_metrics or estimator.val_metrics to it.")
+    return sorted([*own, *added], key=lambda handler: getattr(handler, "priority", 0))
+
+
+def _check_loader(data: Any) -> None:
+    if not isinstance(data, DataLoader):
+        raise ValueError(f"the data is a {type(data).__name__}, expected a gluon.data.DataLoader.")
+
+
+def _contexts(context: Any) -> list[Context]:
+    if not context:
+        count = num_gpus()
+        if count > 1:
+            warnings.warn(f"gpu(0) of {count} GPUs is used; pass context=, a list of contexts, for several.", stacklevel=3)
+        return [gpu(0) if count else cpu()]
+    contexts = [context] if isinstance(context, Context) else context
+    if not isinstance(contexts, list) or not all(isinstance(c, Context) for c in contexts):
+        raise ValueError(f"context is {context!r}, expected a Context or a list of them, such as [mx.gpu(0), mx.gpu(1)].")
+    missing = [c for c in contexts if c.device_type == "gpu" and c.device_id >= num_gpus()]
+    assert not missing, f"{missing[0] if missing else ''} does not exist: there are {num_gpus()} GPUs; pass mx.cpu()."
+    return contexts

@@ -1,0 +1,235 @@
+"""Image data sets in local files; nothing is downloaded."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jfit.data.files.mnist_iter import read_idx
+from jfit.formats.atomic import FormatError, read_file
+from jfit.mxnet.errors import MissingFile, translated
+from jfit.mxnet.gluon.data.dataset import Dataset, RecordFileDataset, with_fast_rows
+from jfit.mxnet.image.functions import imdecode, imread
+from jfit.mxnet.numpy.arrays import current_kind
+from jfit.mxnet.recordio import unpack
+
+__all__ = ["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "ImageFolderDataset", "ImageRecordDataset"]
+
+_Transform = Callable[[Any, Any], Any] | None
+
+
+class _InMemory(Dataset):
+    """Images (rows, height, width, channels) uint8 and labels (rows,) int32, of which a sample is one row.
+
+    root: folder of the files; None: `datasets/<_folder>` in the folder `$MXNET_HOME`, or `~/.mxnet`.
+    """
+
+    _folder: str
+
+    def __init__(self, root: str | os.PathLike[str] | None, train: bool, transform: _Transform) -> None:
+        home = Path(os.environ.get("MXNET_HOME", "~/.mxnet"))
+        self._root = (home / "datasets" / self._folder if root is None else Path(root)).expanduser()
+        self._train, self._transform = train, transform
+        with translated():
+            images, labels = self._read()
+        if len(images) != len(labels):
+            problem = f"{len(images)} images, but {len(labels)} labels"
+            raise ValueError(f"{type(self).__name__}: the files in {self._root} have {problem}; get them again.")
+        self._data, self._label = current_kind()(images), labels.astype(np.int32)
+        self._rows = with_fast_rows(self._data)
+
+    def _read(self) -> tuple[np.ndarray, np.ndarray]:
+        raise NotImplementedError
+
+    def _missing(self, *names: str) -> MissingFile:
+        files = " nor ".join(names)
+        problem = f"{type(self).__name__}: the folder {self._root} has no file {files}"
+        return MissingFile(f"{problem}. jfit does not download data: put the file there, or pass root=, its folder.")
+
+    def __len__(self) -> int:
+        return len(self._label)
+
+    def __getitem__(self, idx: Any) -> Any:
+        sample = self._rows[idx], self._label[idx]
+        return sample if self._transform is None else self._transform(*sample)
+
+
+class MNIST(_InMemory):
+    """Handwritten digits: samples (image (28, 28, 1) uint8, label int32).
+
+    Args:
+        root: folder with `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
+            `t10k-labels-idx1-ubyte`, plain or compressed (`.gz`); None is `~/.mxnet/datasets/mnist`.
+        train: the 60,000 training samples, else the 10,000 test samples.
+        transform: function of image and label, applied to each sample.
+
+    Raises:
+        MXNetError: a file is missing (then also a FileNotFoundError) or damaged.
+
+    Example:
+        >>> MNIST("missing")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        jfit.mxnet.errors.MissingFile: MNIST: the folder missing has no file train-images-idx3-ubyte.gz nor ...
+    """
+
+    _folder = "mnist"
+
+    def __init__(self, root: str | None = None, train: bool = True, transform: _Transform = None) -> None:
+        super().__init__(root, train, transform)
+
+    def _read(self) -> tuple[np.ndarray, np.ndarray]:
+        part = "train" if self._train else "t10k"
+        return self._idx(f"{part}-images-idx3-ubyte", 3)[..., None], self._idx(f"{part}-labels-idx1-ubyte", 1)
+
+    def _idx(self, name: str, axes: int) -> np.ndarray:
+        names = [name + ".gz", name]
+        path = next((self._root / n for n in names if (self._root / n).exists()), None)
+        if path is None:
+            raise self._missing(*names)
+        return read_idx(path, axes)
+
+
+class FashionMNIST(MNIST):
+    """Images of clothes, in files like those of `MNIST`; the default folder is `~/.mxnet/datasets/fashion-mnist`."""
+
+    _folder = "fashion-mnist"
+
+
+class CIFAR10(_InMemory):
+    """Photographs of ten classes: samples (image (32, 32, 3) uint8, label int32).
+
+    Args:
+        root: folder with `data_batch_1.bin`, ..., `data_batch_5.bin` and `test_batch.bin`, or with the archive
+            `cifar-10-binary.tar.gz` of them; None is `~/.mxnet/datasets/cifar10`.
+        train: the 50,000 training samples, else the 10,000 test samples.
+        transform: function of image and label, applied to each sample.
+
+    Raises:
+        MXNetError: a file is missing (then also a FileNotFoundError) or damaged.
+
+    Example:
+        >>> rows = np.arange(2 * 3073, dtype="uint8").reshape(2, 3073)
+        >>> _ = Path("test_batch.bin").write_bytes(rows.tobytes())
+        >>> image, label = CIFAR10(".", train=False)[1]
+        >>> image.shape, int(label)
+        ((32, 32, 3), 1)
+    """
+
+    _folder, _archive = "cifar10", "cifar-10-binary.tar.gz"
+    _files = ([f"data_batch_{k}.bin" for k in range(1, 6)], ["test_batch.bin"])
+    _labels, _label_at = 1, 0  # bytes before the pixels of a row, and which of them is the label
+
+    def __init__(self, root: str | None = None, train: bool = True, transform: _Transform = None) -> None:
+        super().__init__(root, train, transform)
+
+    def _read(self) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.concatenate([self._rows_of(name) for name in self._files[not self._train]])
+        pixels = rows[:, self._labels :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(pixels), rows[:, self._label_at]
+
+    def _rows_of(self, name: str) -> np.ndarray:
+        path, archive, size = self._root / name, self._root / self._archive, self._labels + 3 * 32 * 32
+        content = read_file(path) if path.exists() else _member(archive, name) if archive.exists() else None
+        if content is None:
+            raise self._missing(name, self._archive)
+        if len(content) % size:
+            problem = f"found {len(content)} bytes, expected a multiple of {size}"
+            raise FormatError(path, "content", problem, "the file is truncated: get it again.")
+        return np.frombuffer(content, np.uint8).reshape(-1, size)
+
+
+def _member(archive: Path, name: str) -> bytes | None:
+    with tarfile.open(archive) as tar:
+        member = next((m for m in tar if os.path.basename(m.name) == name), None)
+        file = None if member is None else tar.extractfile(member)
+        return None if file is None else file.read()
+
+
+class CIFAR100(CIFAR10):
+    """`CIFAR10` with 100 classes in 20 groups, in the files `train.bin` and `test.bin` or `cifar-100-binary.tar.gz`.
+
+    Args:
+        root: folder of the files; None is `~/.mxnet/datasets/cifar100`.
+        fine_label: labels are the 100 classes, else the 20 groups.
+        train, transform: as for `CIFAR10`.
+    """
+
+    _folder, _archive = "cifar100", "cifar-100-binary.tar.gz"
+    _files, _labels = (["train.bin"], ["test.bin"]), 2
+
+    def __init__(
+        self, root: str | None = None, fine_label: bool = False, train: bool = True, transform: _Transform = None
+    ) -> None:
+        self._label_at = int(fine_label)
+        super().__init__(root, train, transform)
+
+
+class ImageRecordDataset(RecordFileDataset):
+    """Images and labels of a record file: samples (image (height, width, channels) uint8, label as in the record).
+
+    Args:
+        filename: path of the record file; its index has the same name and ends with .idx.
+        flag: 1 for three channels, 0 for one (gray).
+        transform: function of image and label, applied to each sample.
+    """
+
+    def __init__(self, filename: str, flag: int = 1, transform: _Transform = None) -> None:
+        super().__init__(filename)
+        self._flag, self._transform = flag, transform
+
+    def __getitem__(self, idx: Any) -> Any:
+        header, content = unpack(super().__getitem__(idx))
+        image = imdecode(content, self._flag)
+        return (image, header.label) if self._transform is None else self._transform(image, header.label)
+
+
+class ImageFolderDataset(Dataset):
+    """Image files in one folder per class, `root/class/image.jpg`: samples (image (height, width, channels) uint8, label).
+
+    Args:
+        root: the folder; others than folders in it, and others than .jpg, .jpeg and .png in these, are ignored with a warning.
+        flag: 1 for three channels, 0 for one (gray).
+        transform: function of image and label, applied to each sample.
+
+    Attributes:
+        synsets: names of the classes, sorted; the label is the position.
+        items: list of (path, label), sorted.
+
+    Raises:
+        FileNotFoundError: `root` does not exist.
+    """
+
+    def __init__(self, root: str, flag: int = 1, transform: _Transform = None) -> None:
+        self._root, self._flag, self._transform = os.path.expanduser(root), flag, transform
+        self.synsets: list[str] = []
+        self.items: list[tuple[str, int]] = []
+        for folder in sorted(os.listdir(self._root)):
+            path = os.path.join(self._root, folder)
+            if os.path.isdir(path):
+                self.items += [(file, len(self.synsets)) for file in _images(path)]
+                self.synsets.append(folder)
+            else:
+                warnings.warn(f"{path} is ignored: it is not a folder.", stacklevel=2)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, idx: Any) -> Any:
+        path, label = self.items[idx]
+        image = imread(path, self._flag)
+        return (image, label) if self._transform is None else self._transform(image, label)
+
+
+def _images(folder: str) -> list[str]:
+    files = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    images = [file for file in files if file.lower().endswith((".jpg", ".jpeg", ".png"))]
+    for file in sorted({*files} - {*images}):
+        warnings.warn(f"{file} is ignored: images are .jpg, .jpeg or .png files.", stacklevel=3)
+    return images

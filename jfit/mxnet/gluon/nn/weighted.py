@@ -1,0 +1,134 @@
+"""What layers with a weight and a bias share: their parameters, and the geometry of windows."""
+
+from __future__ import annotations
+
+import functools
+import numbers
+from typing import Any
+
+from jfit.mxnet.gluon.hybrid import HybridBlock
+from jfit.mxnet.gluon.nn.activations import Activation
+
+
+def activation_named(name: str | None) -> Activation | None:
+    """Return the block of the argument `activation` of a layer, inside the name scope of the layer."""
+    return None if name is None else Activation(name, prefix=f"{name}_")
+
+
+class Weighted(HybridBlock):
+    """y = f(operator(x, W, b)): the part that `Dense` and the convolutions share."""
+
+    weight: Any
+    bias: Any
+    act: Any
+    _op_name: str
+    _kwargs: dict[str, Any]
+
+    def _add_parameters(self, start: str, shape: Any, init: Any, channels: int | None, bias_init: Any, **options: Any) -> None:
+        """Add the parameters `<start>weight` of this shape and `<start>bias` (channels,); None: no bias."""
+        new = functools.partial(self.params.get, allow_deferred_init=True, **options)
+        setattr(self, f"{start}weight", new(f"{start}weight", shape=shape, init=init))
+        bias = None if channels is None else new(f"{start}bias", shape=(channels,), init=bias_init)
+        setattr(self, f"{start}bias", bias)
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+        """Apply the operator, and f."""
+        arrays = (x, weight) if bias is None else (x, weight, bias)
+        out = getattr(F, self._op_name)(*arrays, name="fwd", **self._kwargs)
+        return out if self.act is None else self.act(out)
+
+
+def per_axis(value: Any, count: int, name: str | None = None) -> Any:
+    """Return a number as a tuple of `count` equal numbers, other values as they are; with `name` their length is checked."""
+    sizes = (value,) * count if isinstance(value, numbers.Number) else value
+    assert name is None or len(sizes) == count, f"{name}={value!r}: pass a number or {count} of them."
+    return sizes
+
+
+def check_layout(block: Any, layout: str | None, layouts: tuple[str, ...]) -> str:
+    """Return the layout of a layer, by default the first of `layouts`; AssertionError: it is none of them."""
+    layout = layout or layouts[0]
+    assert layout in layouts, f"{type(block).__name__}(layout={layout!r}): the layout must be {' or '.join(layouts)}."
+    return layout
+
+
+def weight_shape(outer: int, inner: int, kernel: Any, layout: str) -> tuple[int, ...]:
+    """Return the shape of the weight of a convolution: (outer, inner, *kernel), or (outer, *kernel, inner) channels-last.
+
+    Example:
+        >>> weight_shape(8, 3, (5, 5), "NHWC")
+        (8, 5, 5, 3)
+    """
+    return (outer, *kernel, inner) if layout[-1] == "C" else (outer, inner, *kernel)
+
+
+class Convolution(Weighted):
+    """A convolution: y = f(x * W + b), * over windows of x.
+
+    Args:
+        channels: number of output channels.
+        kernel_size, strides, padding, dilation: int for all spatial axes, or a tuple; padding is added on both sides.
+        groups: number of groups of channels; each group of outputs sees one group of inputs.
+        layout: axes of x and y, such as "NCHW" (the default) or "NHWC".
+        activation: name of the function f, as for `Activation`; None: f is the identity.
+        use_bias: whether to add b.
+        weight_initializer, bias_initializer: initializers of W and b; None: the initializer of `initialize`.
+        in_channels: number of input channels; 0: it is inferred at the first call.
+        op_name: operator; None: that of the class.
+        adj: output padding of a transposed convolution.
+        **kwargs: prefix and params, as for `Block`.
+
+    Raises:
+        AssertionError: the layer does not have the layout, or kernel_size has another length than the spatial axes.
+    """
+
+    _layouts: tuple[str, ...]
+    _op_name = "Convolution"
+    _start = ""  # of the names of weight and bias
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: Any,
+        strides: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        layout: str | None = None,
+        activation: str | None = None,
+        use_bias: bool = True,
+        weight_initializer: Any = None,
+        bias_initializer: Any = "zeros",
+        in_channels: int = 0,
+        op_name: str | None = None,
+        adj: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        layout = check_layout(self, layout, self._layouts)
+        axes = len(layout) - 2
+        self._channels, self._in_channels, self._op_name = channels, in_channels, op_name or self._op_name
+        sizes = {"stride": strides, "dilate": dilation, "pad": padding}
+        self._kwargs = {"kernel": per_axis(kernel_size, axes, "kernel_size")}
+        self._kwargs |= {name: per_axis(size, axes) for name, size in sizes.items()}
+        self._kwargs |= {"num_filter": channels, "num_group": groups, "no_bias": not use_bias, "layout": layout}
+        self._kwargs |= {} if adj is None else {"adj": per_axis(adj, axes, "output_padding")}
+        ends = (in_channels, channels) if self._op_name == "Deconvolution" else (channels, in_channels)
+        shape = weight_shape(ends[0], ends[1] // groups, self._kwargs["kernel"], layout)
+        inits = weight_initializer, channels if use_bias else None, bias_initializer
+        with self.name_scope():
+            self._add_parameters(self._start, shape, *inits)
+            self.act = activation_named(activation)
+
+    def _alias(self) -> str:
+        return "conv"
+
+    def __repr__(self) -> str:
+        settings, weight = self._kwargs, getattr(self, f"{self._start}weight")
+        ones = (1,) * len(settings["kernel"])
+        parts = [f"{weight.shape[1] or None} -> {weight.shape[0]}", "kernel_size={kernel}", "stride={stride}"]
+        parts += ["padding={pad}"] if settings["pad"] != (0,) * len(ones) else []
+        parts += ["dilation={dilate}"] if settings["dilate"] != ones else []
+        parts += ["groups={num_group}"] if settings["num_group"] != 1 else []
+        parts += ["bias=False"] if settings["no_bias"] else []
+        return f"{type(self).__name__}({', '.join(parts)}".format(**settings) + (f", {self.act})" if self.act else ")")

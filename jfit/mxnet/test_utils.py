@@ -1,0 +1,1128 @@
+"""`mx.test_utils`: comparisons of arrays, and checks of the outputs and gradients of symbols.
+
+Random inputs come from `numpy.random`, drawn in MXNet's order: after `np.random.seed` they are those of MXNet.  JAX computes in
+32 bits by default; checks with dtype float64 then compute in float32, with its tolerances.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import numbers
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from jfit.data.files.mnist_iter import read_idx
+from jfit.mxnet import random as mx_random
+from jfit.mxnet.context import Context, current_context, num_gpus, set_default
+from jfit.mxnet.io.arrays import DataIter, MNISTIter
+from jfit.mxnet.namespaces import absent
+from jfit.mxnet.ndarray import sparse
+from jfit.mxnet.ndarray.array import NDArray, function
+from jfit.mxnet.ndarray.create import arange, array, eye, waitall, zeros
+from jfit.mxnet.symbol.symbol import Symbol, Variable, operator
+from jfit.mxnet.util import getenv, setenv, use_np
+
+__all__ = [
+    "Context", "DummyIter", "Symbol", "almost_equal", "array", "assert_allclose", "assert_almost_equal",
+    "assert_almost_equal_ignore_nan", "assert_almost_equal_with_err", "assert_exception", "assign_each", "assign_each2",
+    "check_consistency", "check_numeric_gradient", "check_speed", "check_symbolic_backward", "check_symbolic_forward",
+    "chi_square_check", "collapse_sum_like", "compare_ndarray_tuple", "compare_optimizer", "create_2d_tensor",
+    "create_sparse_array", "create_vector", "current_context", "default_atols", "default_context",
+    "default_dtype", "default_numeric_eps", "default_rtols", "discard_stderr", "download", "effective_dtype", "environment",
+    "gen_buckets_probs_with_ppf", "get_atol", "get_cifar10", "get_etol", "get_identity_mat",
+    "get_im2rec_path", "get_mnist", "get_mnist_iterator", "get_mnist_ubyte",
+    "get_rtol", "get_tolerance", "get_tols", "getenv", "is_aarch64_run", "is_cd_run",
+    "is_op_runnable", "list_gpus", "mean_check", "np_reduce", "numeric_grad", "rand_coord_2d", "rand_ndarray", "rand_shape_2d",
+    "rand_shape_3d", "rand_shape_nd", "rand_sparse_ndarray", "random_arrays", "random_sample", "random_uniform_arrays",
+    "retry", "same", "same_array", "same_symbol_structure", "set_default_context", "setenv", "shuffle_csr_column_indices",
+    "simple_forward", "use_np", "var_check", "verify_generator",
+]  # fmt: skip
+
+_EXACT = ("bool", "int8", "uint8", "int32", "uint32", "int64", "uint64")
+Tolerance = float | Mapping[Any, float] | None
+
+
+# ------------------------------------------------------------------------------------------------ contexts and tolerances
+def default_context() -> Context:
+    """Return the context of the checks, `mx.current_context()`."""
+    return current_context()
+
+
+def set_default_context(ctx: Context) -> None:
+    """Set the context of this thread outside of all `with ctx:` blocks, cpu(0) at first."""
+    set_default(ctx)
+
+
+def default_dtype() -> type:
+    """Return the dtype of random inputs, float32."""
+    return np.float32
+
+
+def _by_dtype(float16: float, float32: float, float64: float) -> dict[np.dtype, float]:
+    floats = {np.dtype(f"float{bits}"): value for bits, value in ((16, float16), (32, float32), (64, float64))}
+    return floats | {np.dtype(name): 0 for name in _EXACT}
+
+
+def default_rtols() -> dict[np.dtype, float]:
+    """Return the relative tolerance of each dtype: 1e-2, 1e-4, 1e-5 for 16, 32 and 64 bits; 0 for integers."""
+    return _by_dtype(1e-2, 1e-4, 1e-5)
+
+
+def default_atols() -> dict[np.dtype, float]:
+    """Return the absolute tolerance of each dtype: 1e-1, 1e-3, 1e-20 for 16, 32 and 64 bits; 0 for integers."""
+    return _by_dtype(1e-1, 1e-3, 1e-20)
+
+
+def default_numeric_eps() -> dict[np.dtype, float]:
+    """Return the step of finite differences of each float dtype: 2**-6, 2**-9, 2**-14 for 16, 32 and 64 bits."""
+    return {k: v for k, v in _by_dtype(2.0**-6, 2.0**-9, 2.0**-14).items() if v}
+
+
+def effective_dtype(dat: Any) -> np.dtype:
+    """Return the dtype whose tolerances apply to an array: its own; float16 for bfloat16."""
+    dtype = np.dtype(dat.dtype)
+    return np.dtype(np.float16) if dtype == jax.numpy.bfloat16 else dtype
+
+
+def get_tolerance(dat: Any, tol: Tolerance, default_tol: Mapping[np.dtype, float]) -> float:
+    """Return the tolerance for an array.
+
+    Args:
+        dat: the array.
+        tol: the tolerance itself, or a dict by dtype; None and missing dtypes mean the default.
+        default_tol: defaults by dtype.
+    """
+    if isinstance(tol, numbers.Number):
+        return tol  # type: ignore[return-value]
+    dtype, known = effective_dtype(dat), dict(tol or {})  # type: ignore[arg-type]
+    return known.get(dtype, default_tol[dtype])
+
+
+def get_tols(x: Any, y: Any, rtol: Tolerance, atol: Tolerance) -> tuple[float, float]:
+    """Return (rtol, atol) for a comparison of two arrays: the larger ones of the two."""
+    pair = [v if hasattr(v, "dtype") else np.asarray(v) for v in (x, y)]
+    rtols, atols = default_rtols(), default_atols()
+    return max(get_tolerance(v, rtol, rtols) for v in pair), max(get_tolerance(v, atol, atols) for v in pair)
+
+
+def get_atol(atol: float | None = None, dtype: Any = np.float64) -> float:
+    """Return `atol`, or if it is None the absolute tolerance of a dtype."""
+    return default_atols()[np.dtype(dtype)] if atol is None else atol
+
+
+def get_rtol(rtol: float | None = None, dtype: Any = np.float64) -> float:
+    """Return `rtol`, or if it is None the relative tolerance of a dtype."""
+    return default_rtols()[np.dtype(dtype)] if rtol is None else rtol
+
+
+def get_etol(etol: float | None = None) -> float:
+    """Return the share of values that may be wrong, by default 0."""
+    return 0 if etol is None else etol
+
+
+# ------------------------------------------------------------------------------------------------ random and special arrays
+def random_arrays(*shapes: tuple[int, ...]) -> Any:
+    """Draw float32 arrays from the standard normal distribution; one array, or a list if there are several shapes."""
+    arrays = [np.asarray(np.random.randn(*s), np.float32) for s in shapes]
+    return arrays[0] if len(arrays) == 1 else arrays
+
+
+def random_uniform_arrays(*shapes: tuple[int, ...], low: float = 0.0, high: float = 1.0, dtype: Any = np.float32) -> list[Any]:
+    """Draw a list of arrays from the uniform distribution over [low, high)."""
+    return [np.random.uniform(low, high, size=s).astype(dtype) for s in shapes]
+
+
+def random_sample(population: Any, k: int) -> Any:
+    """Return k entries of a sequence in random order, without replacement."""
+    assert 0 <= k <= len(population)
+    shuffled = population[:]
+    np.random.shuffle(shuffled)
+    return shuffled[0:k]
+
+
+def rand_shape_2d(dim0: int = 10, dim1: int = 10, allow_zero_size: bool = False) -> tuple[int, int]:
+    """Draw a shape of two axes; each size is between 1 (0 with `allow_zero_size`) and its argument."""
+    return _rand_sizes((dim0, dim1), allow_zero_size)
+
+
+def rand_shape_3d(dim0: int = 10, dim1: int = 10, dim2: int = 10, allow_zero_size: bool = False) -> tuple[int, int, int]:
+    """Draw a shape of three axes; each size is between 1 (0 with `allow_zero_size`) and its argument."""
+    return _rand_sizes((dim0, dim1, dim2), allow_zero_size)
+
+
+def _rand_sizes(most: Sequence[int], allow_zero_size: bool) -> Any:
+    return tuple(np.random.randint(0 if allow_zero_size else 1, m + 1) for m in most)
+
+
+def rand_shape_nd(num_dim: int, dim: int = 10, allow_zero_size: bool = False) -> tuple[int, ...]:
+    """Draw a shape of `num_dim` axes; each size is between 1 (0 with `allow_zero_size`) and `dim`."""
+    return tuple(np.random.randint(0 if allow_zero_size else 1, dim + 1, size=num_dim))
+
+
+def rand_coord_2d(x_low: int, x_high: int, y_low: int, y_high: int) -> tuple[Any, Any]:
+    """Draw a pair of integers, x_low <= x < x_high and y_low <= y < y_high."""
+    return np.random.randint(x_low, x_high, dtype=np.int64), np.random.randint(y_low, y_high, dtype=np.int64)
+
+
+def rand_ndarray(
+    shape: Any, stype: str = "default", density: Any = None, dtype: Any = None, modifier_func: Any = None, **options: Any
+) -> Any:
+    """Draw an NDArray: dense from the standard normal distribution, or sparse as `rand_sparse_ndarray`.
+
+    Args:
+        shape: its shape.
+        stype: "default" (dense), "csr" or "row_sparse".
+        density, modifier_func, options: see `rand_sparse_ndarray`.
+        dtype: float32 by default.
+
+    Returns:
+        NDArray.
+
+    Example:
+        >>> rand_ndarray((2, 3)).shape
+        (2, 3)
+    """
+    if stype == "default":
+        return array(random_arrays(tuple(shape)), options.get("ctx"), dtype)
+    return rand_sparse_ndarray(shape, stype, density, dtype, modifier_func=modifier_func, **options)[0]
+
+
+def rand_sparse_ndarray(
+    shape: Sequence[int], stype: str, density: float | None = None, dtype: Any = None, distribution: str | None = None,
+    data_init: float | None = None, rsp_indices: Any = None, modifier_func: Callable[[Any], Any] | None = None,
+    shuffle_csr_indices: bool = False, ctx: Context | None = None,
+) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
+    """Draw a sparse NDArray whose values are uniform in [0, 1).
+
+    Args:
+        shape: its shape, for "csr" of two axes.
+        stype: "csr" or "row_sparse".
+        density: share of stored values ("csr") or probability that a row is stored ("row_sparse"); drawn by default.
+        dtype: float32 by default.
+        distribution: "uniform"; MXNet's "powerlaw" is not supported.
+        data_init: value of all stored entries, instead of random ones.
+        rsp_indices: indices of the stored rows of "row_sparse".
+        modifier_func: function applied to each stored value of "row_sparse".
+        shuffle_csr_indices: shuffle the columns of each row of "csr".
+        ctx: accepted and ignored; the stored values are on the host.
+
+    Returns:
+        The array, and the tuple of its parts: (values, row indices), or (indptr, indices, data).
+
+    Raises:
+        ValueError: the density is not in [0, 1].
+    """
+    assert distribution in (None, "uniform"), f"distribution is {distribution!r}; jfit draws uniform sparse arrays only"
+    density = np.random.rand() if density is None else density
+    dtype = np.float32 if dtype is None else dtype
+    if stype == "csr":
+        assert len(shape) == 2
+        if not 0 <= density <= 1:
+            raise ValueError(f"density has to be between 0 and 1, found {density}")
+        csr = _uniform_csr(*shape, density, dtype, data_init, shuffle_csr_indices)
+        return csr, (csr.indptr, csr.indices, csr.data)
+    assert stype == "row_sparse", f"unknown storage type {stype!r}"
+    if rsp_indices is None:
+        rsp_indices = np.argwhere(np.random.rand(shape[0]) < density).flatten()
+    indices = np.asarray(rsp_indices)
+    assert len(indices) <= shape[0]
+    if not len(indices):
+        empty = np.zeros((0, *shape[1:]), dtype)
+        return sparse.row_sparse_array((empty, indices), tuple(shape), dtype=dtype), (np.array([], dtype), np.array([]))
+    values = np.random.rand(len(indices), *shape[1:]).astype(dtype)
+    if data_init is not None:
+        values.fill(data_init)
+    if modifier_func is not None:
+        values = assign_each(values, modifier_func)
+    return sparse.row_sparse_array((values, indices), tuple(shape), dtype=dtype), (values, indices)
+
+
+def _uniform_csr(rows: int, columns: int, density: float, dtype: Any, value: float | None, shuffle: bool) -> Any:
+    import scipy.sparse
+
+    csr = scipy.sparse.rand(rows, columns, density, dtype=dtype, format="csr")
+    if value is not None:
+        csr.data.fill(value)
+    if shuffle:
+        shuffle_csr_column_indices(csr)
+    return sparse.csr_matrix((csr.data, csr.indices, csr.indptr), shape=(rows, columns), dtype=dtype)
+
+
+def create_sparse_array(
+    shape: Any, stype: str, data_init: Any = None, rsp_indices: Any = None, dtype: Any = None, density: float = 0.5,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """Return the array of `rand_sparse_ndarray`; `rsp_indices` are sorted."""
+    rows = None if rsp_indices is None else np.sort(np.asarray(rsp_indices))
+    return rand_sparse_ndarray(shape, stype, density, dtype, data_init=data_init, rsp_indices=rows, **options)[0]
+
+
+def shuffle_csr_column_indices(csr: Any) -> None:
+    """Shuffle the column indices of each row of a CSR matrix in place."""
+    for start, stop in itertools.pairwise(csr.indptr):
+        columns = np.array(csr.indices[start:stop])
+        np.random.shuffle(columns)
+        csr.indices[start:stop] = columns
+
+
+def create_2d_tensor(rows: int, columns: int, dtype: Any = np.int64) -> NDArray:
+    """Return a matrix (rows, columns) whose entries are their row index."""
+    return function("broadcast_to")(arange(0, rows, dtype=dtype).reshape(rows, 1), shape=(rows, columns))
+
+
+def create_vector(size: int, dtype: Any = np.int64) -> NDArray:
+    """Return the vector 0, 1, ..., size - 1."""
+    return arange(0, size, dtype=dtype)
+
+
+def get_identity_mat(size: int) -> NDArray:
+    """Return the identity matrix (size, size)."""
+    return eye(size)
+
+
+def assign_each(the_input: np.ndarray, function: Callable[[Any], Any] | None) -> np.ndarray:
+    """Return function(x) of each value x as a float64 array; a copy if there is no function."""
+    if function is None:
+        return np.array(the_input)
+    return np.array([function(v) for v in the_input.flat], np.float64).reshape(the_input.shape)
+
+
+def assign_each2(input1: np.ndarray, input2: np.ndarray, function: Callable[[Any, Any], Any] | None) -> np.ndarray:
+    """Return function(x, y) of each pair of values as a float64 array; a copy of the first array if there is no function."""
+    if function is None:
+        return np.array(input1)
+    assert input1.shape == input2.shape
+    return np.array([function(*pair) for pair in zip(input1.flat, input2.flat, strict=True)], float).reshape(input1.shape)
+
+
+def np_reduce(dat: np.ndarray, axis: Any, keepdims: bool, numpy_reduce_func: Callable[..., Any]) -> np.ndarray:
+    """Reduce an array along one axis, several axes or (None) all axes by repeated calls of `numpy_reduce_func(x, axis=i)`."""
+    axes = [axis] if isinstance(axis, int) else list(range(dat.ndim) if axis is None else axis)
+    result = dat
+    for i in sorted(axes, reverse=True):
+        result = numpy_reduce_func(result, axis=i)
+    return np.reshape(result, [1 if i in axes else s for i, s in enumerate(dat.shape)]) if keepdims else result
+
+
+def collapse_sum_like(a: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Sum an array over its broadcast axes, so that the result has this shape: the gradient of `numpy.broadcast_to`."""
+    extra = a.ndim - len(shape)
+    assert extra >= 0
+    assert all(s in (1, n) for s, n in zip(shape, a.shape[extra:], strict=True)), f"{shape} does not broadcast to {a.shape}"
+    axes = (*range(extra), *(i + extra for i, s in enumerate(shape) if s != a.shape[i + extra]))
+    return np.sum(a, axis=axes).reshape(tuple(shape)).astype(a.dtype)
+
+
+# ------------------------------------------------------------------------------------------------ comparisons
+def same(a: Any, b: Any) -> bool:
+    """Return whether two arrays have the same shape and values."""
+    return np.array_equal(a, b)
+
+
+def almost_equal(
+    a: Any, b: Any, rtol: float | None = None, atol: float | None = None, equal_nan: bool = False, use_broadcast: bool = True
+) -> bool:
+    """Return whether |a - b| <= atol + rtol * |b| everywhere; the default tolerances are those of float64."""
+    if not use_broadcast:
+        _check_shapes(a, b)
+    return np.allclose(a, b, rtol=get_rtol(rtol), atol=get_atol(atol), equal_nan=equal_nan)
+
+
+def _check_shapes(a: Any, b: Any) -> None:
+    if a.shape != b.shape:
+        raise AssertionError(f"a.shape = {a.shape} and b.shape = {b.shape} are not equal")
+
+
+def assert_almost_equal(
+    a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, names: Sequence[str] = ("a", "b"),
+    equal_nan: bool = False, use_broadcast: bool = True, mismatches: tuple[int, int] = (10, 10),
+) -> None:  # fmt: skip
+    """Raise an AssertionError unless |a - b| <= atol + rtol * |b| everywhere.
+
+    Args:
+        a: NDArray, NumPy array or number.
+        b: NDArray, NumPy array or number.
+        rtol: relative tolerance, or a dict by dtype; by default the larger one of the dtypes of the arrays
+            (`default_rtols`).
+        atol: absolute tolerance, in the same way (`default_atols`).
+        names: names of the two arrays in the message.
+        equal_nan: whether nan equals nan.
+        use_broadcast: False also requires equal shapes.
+        mismatches: number of differences to print, and to count.
+
+    Raises:
+        AssertionError: the arrays differ; the message has the largest difference, relative to its tolerance, and its index.
+
+    Example:
+        >>> assert_almost_equal(np.float32([1, 2]), np.float32([1, 2.0001]))
+    """
+    if not use_broadcast:
+        _check_shapes(a, b)
+    rtol, atol = get_tols(a, b, rtol, atol)
+    a, b = _on_host(a), _on_host(b)
+    if not almost_equal(a, b, rtol, atol, equal_nan):
+        raise AssertionError(_difference(np.asarray(a), np.asarray(b), rtol, atol, names, equal_nan, mismatches))
+
+
+def _on_host(value: Any) -> Any:
+    return value.asnumpy() if hasattr(value, "asnumpy") else value
+
+
+def _difference(
+    a: np.ndarray, b: np.ndarray, rtol: float, atol: float, names: Sequence[str], equal_nan: bool, mismatches: tuple[int, int]
+) -> str:
+    """Print the largest differences of two arrays, and return the text of the error."""
+    a, b = np.broadcast_arrays(a, b)
+    with np.errstate(invalid="ignore"):
+        distance = a != b if a.dtype == b.dtype == bool else np.abs(a - b)
+        error = np.where(a == b, 0, distance) / (atol + rtol * np.abs(b) + 1e-20)
+    wrong = int(np.sum(~np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)))
+    order = np.argsort(-np.nan_to_num(error, nan=np.inf), axis=None, kind="stable")
+    text = f"\nItems are not equal:\nError {error.flat[order[0]]:f} exceeds tolerance rtol={rtol:e}, atol={atol:e}"
+    if a.ndim == 0:
+        return f"{text}.\n\n ACTUAL: {a!r}\n DESIRED: {b!r}"
+
+    def location(flat: int, maximum: str = "") -> str:
+        index = tuple(int(i) for i in np.unravel_index(flat, a.shape))
+        return f"Location of {maximum}error: {index}, {names[0]}={a[index]:.8f}, {names[1]}={b[index]:.8f}"
+
+    counted = wrong if mismatches[1] <= 0 else min(wrong, mismatches[1] + 1)
+    print(f"\n*** Maximum errors for vector of size {a.size}:  rtol={rtol}, atol={atol}\n")
+    for i, flat in enumerate(order[: min(counted, mismatches[0])]):
+        print(f"{i + 1:3d}: Error {error.flat[flat]:f}  {location(flat)}")
+    share = f"{'at least ' if counted < wrong else ''}{100 * counted / a.size:f}%"
+    with np.printoptions(threshold=4, suppress=True):
+        return f"{text} (mismatch {share}).\n{location(order[0], 'maximum ')}\n ACTUAL: {a!r}\n DESIRED: {b!r}"
+
+
+def assert_allclose(a: Any, b: Any, rtol: float = 1e-07, atol: float = 0, equal_nan: bool = True) -> None:
+    """Call `assert_almost_equal` with the defaults of `numpy.testing.assert_allclose`."""
+    assert_almost_equal(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)
+
+
+def assert_almost_equal_with_err(
+    a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, etol: float | None = None, **options: Any
+) -> None:
+    """Call `assert_almost_equal`, unless at most the share `etol` of the values is wrong."""
+    if get_etol(etol):
+        tolerances = dict(zip(("rtol", "atol"), get_tols(a, b, rtol, atol), strict=True))
+        if np.mean(~np.isclose(_on_host(a), _on_host(b), **tolerances)) <= get_etol(etol):
+            return
+    assert_almost_equal(a, b, rtol, atol, **options)
+
+
+def assert_almost_equal_ignore_nan(
+    a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, names: Sequence[str] = ("a", "b")
+) -> None:
+    """Call `assert_almost_equal` for the values that are nan in neither array."""
+    a, b = np.copy(_on_host(a)), np.copy(_on_host(b))
+    missing = np.isnan(a) | np.isnan(b)
+    a[missing] = b[missing] = 0
+    assert_almost_equal(a, b, rtol, atol, names)
+
+
+def assert_exception(f: Callable[..., Any], exception_type: Any, *args: Any, **kwargs: Any) -> None:
+    """Raise an AssertionError unless f(*args, **kwargs) raises an exception of this type."""
+    try:
+        f(*args, **kwargs)
+    except exception_type:
+        return
+    raise AssertionError(f"{getattr(f, '__name__', f)} raised no {getattr(exception_type, '__name__', exception_type)}")
+
+
+def same_array(array1: NDArray, array2: NDArray) -> bool:
+    """Return whether a write into the first array changes the second one."""
+    array1[:] += 1
+    shared = same(array1.asnumpy(), array2.asnumpy())
+    array1[:] -= 1
+    return shared and same(array1.asnumpy(), array2.asnumpy())
+
+
+def compare_ndarray_tuple(t1: Any, t2: Any, rtol: Tolerance = None, atol: Tolerance = None) -> None:
+    """Call `assert_almost_equal` for two arrays, or for each pair of two nested tuples; None is not compared."""
+    if t1 is None or t2 is None:
+        return
+    if not isinstance(t1, tuple):
+        return assert_almost_equal(t1, t2, rtol=rtol, atol=atol)
+    for s1, s2 in zip(t1, t2, strict=False):
+        compare_ndarray_tuple(s1, s2, rtol, atol)
+
+
+def compare_optimizer(
+    opt1: Any, opt2: Any, shape: Any, dtype: Any, w_stype: str = "default", g_stype: str = "default", rtol: float = 1e-4,
+    atol: float = 1e-5, compare_states: bool = True, ntensors: int = 1,
+) -> None:  # fmt: skip
+    """Check that two optimizers make the same update of a random weight with a random gradient.
+
+    Args:
+        opt1, opt2: the optimizers; with several tensors, the second one updates all of them in one call.
+        shape: shape of the weight, or a list of `ntensors` shapes.
+        dtype: dtype of weight and gradient.
+        w_stype, g_stype: storage types of the weight and of the gradient for `opt2`; those of `opt1` are dense.
+        rtol, atol: tolerances.
+        compare_states: also compare the states of the optimizers.
+        ntensors: number of weights.
+
+    Raises:
+        AssertionError: the weights or states differ.
+    """
+
+    def draw(sizes: Any, stype: str, density: float | None) -> tuple[Any, Any]:
+        if stype == "default":
+            second = mx_random.uniform(shape=sizes, dtype=dtype)
+            return second.copy(), second
+        second = rand_ndarray(sizes, stype, density, dtype)
+        return second.tostype("default"), second
+
+    several = isinstance(shape, list)
+    assert several or ntensors == 1
+    pairs = [(draw(s, w_stype, 1.0), draw(s, g_stype, None)) for s in (shape if several else [shape])]
+    first = [opt1.create_state_multi_precision(i, w[0]) for i, (w, _) in enumerate(pairs)]
+    second = [opt2.create_state_multi_precision(0, w[1]) for w, _ in pairs]
+    together = list(range(ntensors)), [w[1] for w, _ in pairs], [g[1] for _, g in pairs], second
+    opt2.update_multi_precision(*(together if several else (part[0] for part in together)))
+    for i, (weight, gradient) in enumerate(pairs):
+        opt1.update_multi_precision(i, weight[0], gradient[0], first[i])
+        if compare_states:
+            compare_ndarray_tuple(first[i], second[i], rtol, atol)
+        compare_ndarray_tuple(*weight, rtol, atol)
+
+
+def same_symbol_structure(sym1: Symbol, sym2: Symbol) -> bool:
+    """Return whether the nodes of two graphs call the same operators, in order."""
+    nodes = (json.loads(sym.tojson())["nodes"] for sym in (sym1, sym2))
+    return all(a["op"] == b["op"] for a, b in zip(*nodes, strict=False))
+
+
+# ------------------------------------------------------------------------------------------------ checks of symbols
+def simple_forward(sym: Symbol, ctx: Context | None = None, is_train: bool = False, **inputs: Any) -> Any:
+    """Compute the outputs of a symbol from arrays by name; one NumPy array, or a list of them.
+
+    Example:
+        >>> simple_forward(Variable("x") * 2, x=np.ones(2)).tolist()
+        [2.0, 2.0]
+    """
+    outputs = sym.bind(ctx or default_context(), {k: array(v) for k, v in inputs.items()}).forward(is_train=is_train)
+    values = [x.asnumpy() for x in outputs]
+    return values[0] if len(values) == 1 else values
+
+
+def _computed_in(dtype: Any) -> Any:
+    """Return the dtype that JAX computes in: float32 for float64, unless jax_enable_x64 is set; "asnumpy" is kept."""
+    return dtype if isinstance(dtype, str) else jax.dtypes.canonicalize_dtype(dtype).type
+
+
+def _tolerances(dtype: Any, rtol: Tolerance, atol: Tolerance) -> tuple[Tolerance, Tolerance]:
+    """Return the tolerances of a check with this dtype; where JAX computes float64 in float32, no smaller than its own."""
+    if _computed_in(dtype) == dtype:
+        return rtol, atol
+    numbers_of = ((rtol, default_rtols), (atol, default_atols))
+    return tuple(max(t, d()[np.dtype(np.float32)]) if isinstance(t, float) else t for t, d in numbers_of)  # type: ignore[return-value]
+
+
+def _named(what: str, values: Any, names: Sequence[str], ctx: Any, dtype: Any) -> Any:
+    """Return arrays, given by position or name, as a dict of NDArrays sorted by name."""
+    if values is None:
+        return None
+    if not isinstance(values, Mapping):
+        values = dict(zip(names, values, strict=False))
+    elif {*values} != {*names}:
+        raise ValueError(f"{what} has the names {sorted(values)}, but the symbol has {sorted(names)}")
+    return {k: _ndarray(v, ctx, dtype) for k, v in sorted(values.items())}
+
+
+def _ndarray(value: Any, ctx: Any, dtype: Any) -> Any:
+    """Convert a NumPy array to an NDArray of this dtype ("asnumpy": its own); anything else is returned unchanged."""
+    return array(value, ctx, value.dtype if dtype == "asnumpy" else dtype) if isinstance(value, np.ndarray) else value
+
+
+def check_symbolic_forward(
+    sym: Symbol, location: Any, expected: Any, rtol: Tolerance = None, atol: Tolerance = None, aux_states: Any = None,
+    ctx: Context | None = None, equal_nan: bool = False, dtype: Any = np.float32,
+) -> list[NDArray]:  # fmt: skip
+    """Check the outputs of a symbol in prediction mode.
+
+    Args:
+        sym: the symbol.
+        location: values of all arguments, by position or name.
+        expected: values of the outputs, by position or name.
+        rtol, atol: tolerances as in `assert_almost_equal`.
+        aux_states: values of the auxiliary states, by position or name.
+        ctx: device; the current context by default.
+        equal_nan: whether nan equals nan.
+        dtype: dtype of the arrays; "asnumpy" keeps the dtype of each value.
+
+    Returns:
+        The outputs, NDArrays.
+
+    Raises:
+        AssertionError: an output differs.
+
+    Example:
+        >>> x = np.ones((2, 2), "float32")
+        >>> len(check_symbolic_forward(Variable("x") + 1, [x], [x + 1]))
+        1
+    """
+    ctx, compute = ctx or default_context(), _computed_in(dtype)
+    rtol, atol = _tolerances(dtype, rtol, atol)
+    args = _named("location", location, sym.list_arguments(), ctx, compute)
+    aux = _named("aux_states", aux_states, sym.list_auxiliary_states(), ctx, compute)
+    if isinstance(expected, Mapping):
+        expected = [expected[k] for k in sym.list_outputs()]
+    outputs = sym.bind(ctx, args, aux_states=aux).forward(is_train=False)
+    for name, value, output in zip(sym.list_outputs(), expected, outputs, strict=False):
+        assert_almost_equal(value, output, rtol, atol, (f"EXPECTED_{name}", f"FORWARD_{name}"), equal_nan)
+    return outputs
+
+
+def check_symbolic_backward(
+    sym: Symbol, location: Any, out_grads: Any, expected: Any, rtol: Tolerance = None, atol: Tolerance = None,
+    aux_states: Any = None, grad_req: Any = "write", ctx: Context | None = None,
+    grad_stypes: Mapping[str, str] | None = None, equal_nan: bool = False, dtype: Any = np.float32,
+) -> dict[str, NDArray]:  # fmt: skip
+    """Check the gradients of a symbol.
+
+    Args:
+        sym: the symbol.
+        location: values of all arguments, by position or name.
+        out_grads: gradients of the outputs, by position or name; None for losses.
+        expected: gradients of arguments, by position or name.
+        rtol, atol, aux_states, ctx, equal_nan, dtype: as in `check_symbolic_forward`.
+        grad_req: "write", "add" or "null" for all arguments, by position or by name.
+        grad_stypes: storage types of the gradient arrays by name.
+
+    Returns:
+        The gradient arrays by name.
+
+    Raises:
+        AssertionError: a gradient differs.
+
+    Example:
+        >>> x = np.ones(2, "float32")
+        >>> check_symbolic_backward(Variable("x") * 3, [x], [x], [3 * x])["x"].asnumpy().tolist()
+        [3.0, 3.0]
+    """
+    ctx, compute = ctx or default_context(), _computed_in(dtype)
+    rtol, atol = _tolerances(dtype, rtol, atol)
+    names = sym.list_arguments()
+    args = _named("location", location, names, ctx, compute)
+    aux = _named("aux_states", aux_states, sym.list_auxiliary_states(), ctx, compute)
+    if not isinstance(expected, Mapping):
+        expected = dict(zip(names, expected, strict=False))
+    before = {k: np.random.normal(size=v.shape) for k, v in sorted(expected.items())}
+    stypes = {k: (grad_stypes or {}).get(k) or "default" for k in before}
+    grads = {
+        k: create_sparse_array(v.shape, stypes[k], density=0.0)
+        if stypes[k] != "default"
+        else array(v, ctx, expected[k].dtype if dtype == "asnumpy" else compute)
+        for k, v in before.items()
+    }
+    reqs = grad_req if isinstance(grad_req, Mapping) else _requests(grad_req, names)
+    executor = sym.bind(ctx, args, grads, reqs, aux)
+    executor.forward(is_train=True)
+    if isinstance(out_grads, Mapping):
+        out_grads = {k: _ndarray(v, ctx, compute) for k, v in out_grads.items()}
+    elif out_grads is not None:
+        out_grads = [_ndarray(v, ctx, compute) for v in out_grads]
+    executor.backward(out_grads)
+    for name, value in expected.items():
+        labels = f"EXPECTED_{name}", f"BACKWARD_{name}"
+        _compare_gradient(reqs[name], value, grads[name], before[name], (rtol, atol, labels, equal_nan))
+    return grads
+
+
+def _requests(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
+    return dict.fromkeys(names, grad_req) if isinstance(grad_req, str) else dict(zip(names, grad_req, strict=False))
+
+
+def _compare_gradient(req: str, expected: Any, gradient: Any, before: np.ndarray, options: tuple[Any, ...]) -> None:
+    """Compare a gradient with `expected` ("write"), with it plus the values before ("add"), or with these ("null")."""
+    if req not in ("write", "add", "null"):
+        raise ValueError(f"grad_req is {req!r}; expected 'write', 'add' or 'null'")
+    wanted = before if req == "null" else expected
+    assert_almost_equal(wanted, gradient.asnumpy() - before.astype(gradient.dtype) if req == "add" else gradient, *options)
+
+
+def numeric_grad(
+    executor: Any, location: Any, aux_states: Any = None, eps: float = 1e-4, use_forward_train: bool = True,
+    dtype: Any = np.float32,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Estimate d(sum of the first output)/dx ~ (f(x + eps/2) - f(x - eps/2)) / eps for each value x of the arguments.
+
+    Args:
+        executor: a bound symbol.
+        location: values of all arguments by name; those that are not floats get gradient 0.
+        aux_states: values of the auxiliary states by name, written before each evaluation.
+        eps: the step.
+        use_forward_train: evaluate in training mode.
+        dtype: dtype of the result.
+
+    Returns:
+        Gradients by name.
+    """
+    dtype, grads = _computed_in(dtype), {k: np.zeros(v.shape, _computed_in(dtype)) for k, v in location.items()}
+    for name, value in location.items():
+        location[name] = np.array(_on_host(value), order="C")
+        executor.arg_dict[name][:] = location[name].astype(dtype)
+
+    def total(name: str) -> Any:
+        executor.arg_dict[name][:] = location[name].astype(dtype)
+        for key, state in (aux_states or {}).items():
+            executor.aux_dict[key][:] = state
+        return executor.forward(is_train=use_forward_train)[0].asnumpy()
+
+    for name, value in location.items():
+        if value.dtype.kind != "f":
+            continue
+        flat = value.reshape(-1)
+        for i, old in enumerate(flat.copy()):
+            flat[i] += eps / 2.0
+            above = total(name)
+            flat[i] -= eps
+            grads[name].reshape(-1)[i] = (above - total(name)).sum() / eps
+            flat[i] = old
+        executor.arg_dict[name][:] = value.astype(dtype)
+    return grads
+
+
+def check_numeric_gradient(
+    sym: Symbol, location: Any, aux_states: Any = None, numeric_eps: float | None = None, rtol: Tolerance = None,
+    atol: Tolerance = None, grad_nodes: Any = None, use_forward_train: bool = True, ctx: Context | None = None,
+    grad_stype_dict: Mapping[str, str] | None = None, dtype: Any = np.float32,
+) -> None:  # fmt: skip
+    """Compare the gradients of a symbol with finite differences, for a random linear combination of its outputs.
+
+    Args:
+        sym: symbol with one output.
+        location: values of all arguments, by position or name.
+        aux_states: values of the auxiliary states, by position or name.
+        numeric_eps: the step; `default_numeric_eps` by default.
+        rtol, atol: tolerances as in `assert_almost_equal`.
+        grad_nodes: names of the arguments to check, or a dict name -> "write", "add" or "null"; all by default.
+        use_forward_train: evaluate in training mode.
+        ctx: device; the current context by default.
+        grad_stype_dict: storage types of the gradient arrays by name.
+        dtype: float16, float32 or float64.
+
+    Raises:
+        AssertionError: a gradient differs.
+
+    Example:
+        >>> check_numeric_gradient(Variable("x") ** 2, [np.ones((2, 2), "float32")])
+    """
+    assert dtype in (np.float16, np.float32, np.float64)
+    ctx, compute = ctx or default_context(), _computed_in(dtype)
+    rtol, atol = _tolerances(dtype, rtol, atol)
+    args = _named("location", location, sym.list_arguments(), ctx, compute)
+    aux = _named("aux_states", aux_states, sym.list_auxiliary_states(), ctx, compute)
+    values = {k: v.asnumpy() for k, v in args.items()}
+    if not isinstance(grad_nodes, Mapping):
+        grad_nodes = dict.fromkeys(sym.list_arguments() if grad_nodes is None else grad_nodes, "write")
+    shape = sym.infer_shape(**{k: v.shape for k, v in args.items()})[1][0]
+    out = operator("make_loss")(sym * Variable("__random_proj"))
+    args["__random_proj"] = array(np.random.rand(*shape) + 0.1, ctx, compute)  # not small: differences would cancel
+    before = {k: np.random.normal(0, 0.01, size=args[k].shape) for k in (*grad_nodes, "__random_proj")}
+    grads = {k: array(v, ctx, compute) for k, v in before.items()}
+    for name in grad_stype_dict or {}:
+        if name in grads and grad_stype_dict[name] != "default":  # type: ignore[index]
+            grads[name] = zeros(grads[name].shape, ctx, compute).tostype(grad_stype_dict[name])  # type: ignore[index]
+    executor = out.bind(ctx, args, grads, dict(grad_nodes), aux)
+    executor.forward(is_train=True)
+    eps = get_tolerance(executor.outputs[0], numeric_eps, default_numeric_eps())
+    eps = eps if compute == dtype else max(eps, default_numeric_eps()[np.dtype(compute)])
+    assert compute == np.float64 or eps >= 1e-5, f"numeric_eps={eps} is too small for {np.dtype(compute)}"
+    executor.backward()
+    symbolic = {k: executor.grad_dict[k].copy() for k in grad_nodes}
+    states = None if aux is None else {k: v.asnumpy() for k, v in aux.items()}
+    numeric = numeric_grad(executor, values, states, eps, use_forward_train, compute)
+    for name, req in grad_nodes.items():
+        labels = f"NUMERICAL_{name}", f"BACKWARD_{name}"
+        _compare_gradient(req, numeric[name], symbolic[name], before[name], (rtol, atol, labels))
+
+
+def check_speed(
+    sym: Symbol, location: Any = None, ctx: Any = None, N: int = 20, grad_req: Any = None, typ: str = "whole", **kwargs: Any
+) -> float:
+    """Measure the time of a forward pass, and of a backward pass unless `typ` is "forward".
+
+    Args:
+        sym: the symbol.
+        location: values of all arguments by name; random by default.
+        ctx: device; the current context by default.
+        N: number of repetitions.
+        grad_req: "write" (default), "add" or "null", for all arguments, by position or by name.
+        typ: "whole" or "forward".
+        kwargs: shapes by argument name, if there is no `location`.
+
+    Returns:
+        Seconds per repetition.
+
+    Raises:
+        ValueError: `typ` is another one.
+    """
+    if typ not in ("whole", "forward"):
+        raise ValueError(f"typ is {typ!r}; expected 'whole' or 'forward'")
+    shapes = kwargs if location is None else {k: v.shape for k, v in location.items()}
+    executor = sym.simple_bind(ctx or default_context(), grad_req=grad_req or "write", **shapes)
+    for name, bound in executor.arg_dict.items():
+        bound[:] = np.random.normal(size=bound.shape) if location is None else location[name]
+
+    def run() -> None:
+        executor.forward(is_train=typ == "whole")
+        if typ == "whole":
+            executor.backward(out_grads=executor.outputs)
+        for output in executor.outputs:
+            output.wait_to_read()
+
+    run()
+    start = time.perf_counter()
+    for _ in range(N):
+        run()
+    return (time.perf_counter() - start) / N
+
+
+def check_consistency(
+    sym: Any, ctx_list: Sequence[Mapping[str, Any]], scale: float = 1.0, grad_req: Any = "write",
+    arg_params: dict[str, Any] | None = None, aux_params: dict[str, Any] | None = None, rtol: Tolerance = None,
+    atol: Tolerance = None, raise_on_err: bool = True, ground_truth: Mapping[str, Any] | None = None,
+    equal_nan: bool = False, use_uniform: bool = False, rand_type: Any = np.float64,
+) -> Mapping[str, Any]:  # fmt: skip
+    """Check that a symbol has the same outputs and gradients on several contexts or with several dtypes.
+
+    Args:
+        sym: a symbol, or one per context.
+        ctx_list: arguments of `simple_bind`, such as {"ctx": mx.cpu(0), "x": (2, 3), "type_dict": {"x": np.float32}}.
+        scale: standard deviation of random arguments, or nearly the bound of uniform ones.
+        grad_req: "write", "add" or "null".
+        arg_params, aux_params: values by name, instead of random ones and of 0; completed in place.
+        rtol, atol: tolerances as in `assert_almost_equal`.
+        raise_on_err: False prints differences instead.
+        ground_truth: expected outputs and gradients by name; by default those of the context with the most precise dtype.
+        equal_nan: whether nan equals nan.
+        use_uniform: draw arguments from a uniform distribution.
+        rand_type: dtype to which random values are rounded.
+
+    Returns:
+        The expected outputs and gradients by name.
+
+    Raises:
+        AssertionError: an output or a gradient differs.
+    """
+    assert len(ctx_list) > 1
+    symbols = [sym] * len(ctx_list) if isinstance(sym, Symbol) else list(sym)
+    executors = [s.simple_bind(grad_req=grad_req, **ctx) for s, ctx in zip(symbols, ctx_list, strict=True)]
+    arg_params = {} if arg_params is None else arg_params
+    aux_params = {} if aux_params is None else aux_params
+    for name, bound in sorted(executors[0].arg_dict.items()):
+        if name not in arg_params:
+            draw = functools.partial(np.random.uniform, -0.92 * scale, 0.92 * scale)
+            draw = draw if use_uniform else functools.partial(np.random.normal, 0, scale)
+            arg_params[name] = draw(size=bound.shape).astype(rand_type)
+    for executor in executors:
+        for name, bound in (executor.arg_dict | executor.aux_dict).items():
+            bound[:] = arg_params[name] if name in arg_params else aux_params.setdefault(name, 0)
+        for grad in executor.grad_arrays if grad_req == "add" else ():
+            grad[:] = 0
+        executor.forward(is_train=False)
+    best = int(np.argmax([np.dtype(e.outputs[0].dtype).itemsize for e in executors]))
+
+    def compare(mode: str) -> None:
+        for i, executor in enumerate(executors):
+            results = {**executor.output_dict, **(executor.grad_dict if mode == "Train" else {})}
+            for name in results if i != best else ():
+                pair = [v[name] for v in (results, expected)]
+                if pair[1] is None:
+                    assert pair[0] is None
+                    continue
+                # a float32 gradient of a float16 network has the accuracy of float16
+                low = [
+                    min((v.dtype, executors[k].outputs[0].dtype), key=_itemsize) for v, k in zip(pair, (i, best), strict=True)
+                ]
+                tols = get_tols(*(np.zeros((), t) for t in low), rtol, atol)
+                try:
+                    assert_almost_equal(*pair, *tols, equal_nan=equal_nan)
+                except AssertionError as error:
+                    print(f"{mode} Err: ctx {i} vs ctx {best} at {name}: {error}")
+                    if raise_on_err:
+                        raise
+
+    expected = ground_truth or {k: v.copy() for k, v in executors[best].output_dict.items()}
+    compare("Predict")
+    if grad_req == "null":
+        return expected
+    for executor in executors:
+        executor.forward(is_train=True)
+    kinds = [min((e.outputs[k].dtype for e in executors), key=_itemsize) for k in range(len(executors[0].outputs))]
+    heads = [o.astype(kind).asnumpy() for o, kind in zip(executors[0].outputs, kinds, strict=True)]
+    for executor in executors:
+        executor.backward([array(h, executor._ctx, o.dtype) for h, o in zip(heads, executor.outputs, strict=True)])
+    expected = ground_truth or {**executors[best].output_dict, **executors[best].grad_dict}
+    compare("Train")
+    return expected
+
+
+def _itemsize(dtype: Any) -> int:
+    return np.dtype(dtype).itemsize
+
+
+# ------------------------------------------------------------------------------------------------ random generators
+def gen_buckets_probs_with_ppf(ppf: Callable[[float], float], nbuckets: int) -> tuple[list[Any], list[float]]:
+    """Return `nbuckets` intervals of equal probability and these probabilities, from a quantile function."""
+    assert nbuckets > 0
+    edges = [ppf(i / float(nbuckets)) for i in range(nbuckets + 1)]
+    return list(itertools.pairwise(edges)), [1.0 / nbuckets] * nbuckets
+
+
+def mean_check(generator: Callable[[int], Any], mu: float, sigma: float, nsamples: int = 1000000) -> bool:
+    """Return whether |mean of generator(n) - mu| < 3 sigma / sqrt(n)."""
+    return bool(abs(np.mean(np.array(generator(nsamples))) - mu) < 3 * sigma / np.sqrt(nsamples))
+
+
+def var_check(generator: Callable[[int], Any], sigma: float, nsamples: int = 1000000) -> bool:
+    """Return whether |variance of generator(n) - sigma²| < 3 sqrt(2 sigma⁴ / (n - 1))."""
+    variance = np.var(np.array(generator(nsamples)), ddof=1)
+    return bool(abs(variance - sigma**2) < 3 * np.sqrt(2 * sigma**4 / (nsamples - 1)))
+
+
+def chi_square_check(
+    generator: Callable[[int], Any], buckets: list[Any], probs: Sequence[float], nsamples: int = 1000000
+) -> Any:
+    """Compare samples with a distribution by Pearson's chi-square test.
+
+    Args:
+        generator: function of the number of samples.
+        buckets: list of intervals (low, high) in ascending order, or of values.
+        probs: probability of each.
+        nsamples: number of samples.
+
+    Returns:
+        (p value, observed counts, expected counts).
+    """
+    from scipy import stats
+
+    assert isinstance(buckets, list)
+    assert len(probs) == len(buckets)
+    samples = np.asarray(_on_host(generator(nsamples))).reshape(-1)
+    counted = (nsamples * np.array(probs, np.float32)).astype(np.int32)
+    if isinstance(buckets[0], (list, tuple)):
+        edges = np.array(buckets, np.float32).reshape(-1)
+        assert np.all(edges[:-1] <= edges[1:]), "the buckets have to be in ascending order and must not intersect"
+        samples, buckets = np.searchsorted(edges, samples, side="right") // 2, list(range(len(buckets)))
+    observed = np.array([(samples == bucket).sum() for bucket in buckets])
+    statistic = np.sum((observed - counted) ** 2 / counted)  # scipy's chisquare demands equal sums; rounding makes them differ
+    return stats.chi2.sf(statistic, len(buckets) - 1), observed, counted
+
+
+def verify_generator(
+    generator: Any, buckets: list, probs: Any, nsamples: int = 10**6, nrepeat: int = 5, success_rate: float = 0.2,
+    alpha: float = 0.05,
+) -> list[float]:  # fmt: skip
+    """Repeat `chi_square_check`, and return its p values.
+
+    Raises:
+        AssertionError: fewer than nrepeat * success_rate of them are above `alpha`.
+    """
+    results = [chi_square_check(generator, buckets, probs, nsamples) for _ in range(nrepeat)]
+    p = [r[0] for r in results]
+    if np.sum(np.array(p) > alpha) < nrepeat * success_rate:
+        raise AssertionError(f"Generator test fails, Chi-square p={p}, observed and expected counts {results[-1][1:]}")
+    return p
+
+
+# ------------------------------------------------------------------------------------------------ files and data sets
+def download(url: str, fname: str | None = None, dirname: str | None = None, overwrite: bool = False, retries: int = 5) -> str:
+    """Return the path of a file that was downloaded before.
+
+    Args:
+        url: its address.
+        fname: path of the file; the last part of the address by default.
+        dirname: folder of the file.
+        overwrite, retries: accepted and ignored.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        FileNotFoundError: there is no such file: jfit does not download; the message has the address and the path.
+    """
+    path = os.path.join(dirname or "", fname or url.split("/")[-1])
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{path!r} does not exist, and jfit does not download data: get it from {url} and put it there")
+    return path
+
+
+_MNIST = {"train": "train", "test": "t10k"}
+
+
+def _mnist_file(stem: str) -> str:
+    """Return the path of an IDX file of MNIST, with or without .gz, in this folder or in `data`."""
+    choices = [f"{folder}{stem}{end}" for folder in ("", "data/") for end in ("", ".gz")]
+    found = next(filter(os.path.exists, choices), None)
+    return found or download(f"http://data.mxnet.io/data/mnist/{stem}.gz", dirname="data")
+
+
+def get_mnist() -> dict[str, np.ndarray]:
+    """Read MNIST from its four IDX files in the current folder or in `data`.
+
+    Returns:
+        Dict of "train_data" and "test_data", float32 (images, 1, 28, 28) in [0, 1], and "train_label" and "test_label", int8.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+    """
+    result: dict[str, np.ndarray] = {}
+    for part, stem in _MNIST.items():
+        images = read_idx(_mnist_file(f"{stem}-images-idx3-ubyte"), 3)
+        result[f"{part}_data"] = images[:, None].astype(np.float32) / 255
+        result[f"{part}_label"] = np.array(read_idx(_mnist_file(f"{stem}-labels-idx1-ubyte"), 1)).astype(np.int8)
+    return result
+
+
+def get_mnist_iterator(batch_size: int, input_shape: Sequence[int], num_parts: int = 1, part_index: int = 0) -> Any:
+    """Return (training iterator, validation iterator) over MNIST; images are flat unless `input_shape` has three axes."""
+    options = {"input_shape": input_shape, "batch_size": batch_size, "flat": len(input_shape) != 3}
+    options |= {"num_parts": num_parts, "part_index": part_index}
+    return tuple(
+        MNISTIter(
+            image=_mnist_file(f"{stem}-images-idx3-ubyte"),
+            label=_mnist_file(f"{stem}-labels-idx1-ubyte"),
+            shuffle=part == "train",
+            **options,
+        )
+        for part, stem in _MNIST.items()
+    )
+
+
+def get_mnist_ubyte() -> None:
+    """Check that the four IDX files of MNIST exist, in the current folder or in `data`; a missing one raises an error."""
+    for stem in _MNIST.values():
+        _mnist_file(f"{stem}-images-idx3-ubyte")
+        _mnist_file(f"{stem}-labels-idx1-ubyte")
+
+
+def get_cifar10() -> None:
+    """Check that the record files of CIFAR-10 exist in `data/cifar`; a missing one raises an error."""
+    for name in ("train.rec", "test.rec", "train.lst", "test.lst"):
+        download("http://data.mxnet.io/mxnet/data/cifar10.zip", name, "data/cifar")
+
+
+def get_im2rec_path(home_env: str = "MXNET_HOME") -> str:
+    """Return the path of MXNet's tools/im2rec.py below the folder of an environment variable.
+
+    Raises:
+        OSError: there is none; `mx.recordio` writes record files.
+    """
+    home = os.environ.get(home_env, "")
+    for path in (os.path.join(home, "tools", "im2rec.py"), os.path.join(home, "..", "..", "tools", "im2rec.py")):
+        if home and os.path.isfile(path):
+            return path
+    raise OSError(f"Could not find path to tools/im2rec.py: set {home_env} to a folder of MXNet, or use mx.recordio")
+
+
+class DummyIter(DataIter):
+    """Iterator that returns the first batch of another iterator again and again, to measure speed.
+
+    Args:
+        real_iter: iterator of the batch.
+    """
+
+    def __init__(self, real_iter: Any) -> None:
+        super().__init__(real_iter.batch_size)
+        self.real_iter, self.the_batch = real_iter, next(real_iter)
+
+    provide_data = property(lambda self: self.real_iter.provide_data, doc="Descriptions of the data of a batch.")  # type: ignore[assignment]
+    provide_label = property(lambda self: self.real_iter.provide_label, doc="Descriptions of the labels of a batch.")  # type: ignore[assignment]
+
+    def next(self) -> Any:
+        """Return the batch."""
+        return self.the_batch
+
+
+# ------------------------------------------------------------------------------------------------ the process
+def retry(n: int) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Return a decorator that calls a test up to n times, until it raises no AssertionError."""
+    assert n > 0
+
+    def decorate(test: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def call(*args: Any, **kwargs: Any) -> None:
+            for attempt in range(1, n + 1):
+                try:
+                    return test(*args, **kwargs)
+                except AssertionError:
+                    if attempt == n:
+                        raise
+
+        return call
+
+    return decorate
+
+
+@contextlib.contextmanager
+def discard_stderr() -> Iterator[None]:
+    """Context manager that discards what the process writes to its standard error."""
+    try:
+        number = sys.stderr.fileno()
+    except (AttributeError, OSError):  # a stream without a file
+        yield
+        return
+    kept = os.dup(number)
+    try:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), number)
+        yield
+    finally:
+        os.dup2(kept, number)
+        os.close(kept)
+
+
+@contextlib.contextmanager
+def environment(*args: Any) -> Iterator[None]:
+    """Context manager that sets environment variables: `environment(name, value)` or `environment({name: value, ...})`.
+
+    The value None removes the variable.  The earlier values return at the end of the block.
+    """
+    wanted = dict(args[0]) if len(args) == 1 else {args[0]: args[1]}
+    before = {name: os.environ.get(name) for name in wanted}
+    for name, value in wanted.items():
+        setenv(name, value)
+    try:
+        yield
+    finally:
+        waitall()
+        for name, value in before.items():
+            setenv(name, value)
+
+
+def list_gpus() -> range:
+    """Return the numbers of the GPUs of this process."""
+    return range(num_gpus())
+
+
+def is_cd_run() -> bool:
+    """Return whether the environment variable CD_JOB is 1."""
+    return os.environ.get("CD_JOB") == "1"
+
+
+def is_aarch64_run() -> bool:
+    """Return whether the processor is an ARM processor of 64 bits."""
+    return platform.machine() == "aarch64"
+
+
+def is_op_runnable() -> bool:
+    """Return True: every operator runs on every device."""
+    return True
+
+
+def __getattr__(name: str) -> NoReturn:
+    absent("mx.test_utils", name, __all__)
