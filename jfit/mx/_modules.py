@@ -24,7 +24,8 @@ TABLE: dict[str, str | dict[str, str]] = {
     "autograd": "mxnet.autograd",
     "base": {
         "mxnet.errors": "DamagedFile MXNetError MissingFile MissingGradient NotImplementedForSymbol ReshapeError classproperty "
-        "NotSupportedForSparseNDArray data_dir integer_types mx_real_t numeric_types py_str string_types translated with_metaclass"
+        "NotSupportedForSparseNDArray data_dir integer_types mx_real_t numeric_types py_str string_types translated "
+        "with_metaclass"
     },
     "callback": {
         "mxnet.callback": "BatchEndParam LogValidationMetricsCallback ProgressBar Speedometer do_checkpoint log_train_metric "
