@@ -14,6 +14,7 @@ from jfit.graph.nodes import Entry, Node
 from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
 from jfit.lowering.model import Model
+from jfit.mxnet.errors import translated
 from jfit.mxnet.recording.calls import Call, cotangent, function_call, is_float
 from jfit.mxnet.recording.steps import Step
 from jfit.programs import Program
@@ -139,14 +140,16 @@ class Plan:
     def values(self, key: Any, leaves: Sequence[Any]) -> Sequence[Any]:
         """Return the values of `extras`."""
         if self._compiles():
-            return self._program(key, leaves)
+            with translated():
+                return self._program(key, leaves)
         values = self._one_by_one(key, leaves)
         return [values[slot] for slot in self.extras]
 
     def gradients(self, key: Any, leaves: Sequence[Any], head_gradients: Sequence[Any]) -> tuple[Any, Any, Any]:
         """Return (gradients of `variables`, values of `extras`, new values of `aux`); a head gradient may be None, for ones."""
         if self._compiles():
-            return self._program(key, leaves, head_gradients)
+            with translated():
+                return self._program(key, leaves, head_gradients)
         values, cotangents, new_aux = self._one_by_one(key, leaves), {}, {}
         for slot, gradient in zip(self.heads, head_gradients, strict=True):
             one = cotangent(values[slot], gradient)
