@@ -54,6 +54,16 @@ def data_dir() -> str:
     return os.environ.get("MXNET_HOME") or os.path.join(os.path.expanduser("~"), ".mxnet")
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return a list or tuple as a list, anything else as a list with it alone.
+
+    Example:
+        >>> as_list((1, 2)), as_list(3)
+        ([1, 2], [3])
+    """
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 def py_str(text: bytes | str) -> str:
     """Decode UTF-8 text.
 
