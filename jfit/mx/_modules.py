@@ -23,9 +23,15 @@ TABLE: dict[str, str | dict[str, str]] = {
     "attribute": {"graph.scopes": "AttrScope"},
     "autograd": "mxnet.autograd",
     "base": {
+<<<<<<< HEAD
         "mxnet.errors": "DamagedFile MXNetError MissingFile MissingGradient NotImplementedForSymbol ReshapeError "
         "NotSupportedForSparseNDArray classproperty data_dir integer_types mx_real_t numeric_types py_str string_types "
         "translated with_metaclass"
+=======
+        "mxnet.errors": "DamagedFile MXNetError MissingFile MissingGradient NotImplementedForSymbol ReshapeError classproperty "
+        "NotSupportedForSparseNDArray data_dir integer_types mx_real_t numeric_types py_str string_types translated "
+        "with_metaclass"
+>>>>>>> nn
     },
     "callback": {
         "mxnet.callback": "BatchEndParam LogValidationMetricsCallback ProgressBar Speedometer do_checkpoint log_train_metric "
@@ -61,9 +67,9 @@ TABLE: dict[str, str | dict[str, str]] = {
     "contrib.svrg_optimization.svrg_module": {_ARRAYS: "SVRGModule"},
     "contrib.svrg_optimization.svrg_optimizer": {"mxnet.optimizer.svrg": "_AssignmentOptimizer _SVRGOptimizer"},
     "engine": {"mxnet.runtime": "bulk set_bulk_size"},
-    "error": {"mxnet.errors": "InternalError=MXNetError MXNetError"},
+    "error": {"mxnet.errors": "InternalError MXNetError"},
     "executor": "mxnet.executor.executor",
-    "executor_manager": {"mxnet.module.exec_group": "_split_input_slice=split_slices"},
+    "executor_manager": {"mxnet.module.exec_group": "_split_input_slice"},
     "gluon": {
         _ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict Trainer utils",
         "mxnet.gluon.block": "Block",

@@ -16,6 +16,7 @@ from jfit.ops import UnknownOperator
 
 __all__ = [
     "DamagedFile",
+    "InternalError",
     "MXNetError",
     "MissingFile",
     "MissingGradient",
@@ -113,6 +114,10 @@ class MXNetError(RuntimeError):
         ...     print(error)
         key 3 is in the store already
     """
+
+
+class InternalError(MXNetError):
+    """An error inside MXNet; a class for `except`, which jfit does not raise."""
 
 
 class DamagedFile(FormatError, MXNetError):

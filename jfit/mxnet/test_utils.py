@@ -104,7 +104,7 @@ def get_tolerance(dat: Any, tol: Tolerance, default_tol: Mapping[np.dtype, float
     """
     if isinstance(tol, numbers.Number):
         return tol  # type: ignore[return-value]
-    dtype, known = effective_dtype(dat), dict(tol or {})  # type: ignore[arg-type]
+    dtype, known = effective_dtype(dat), tol if isinstance(tol, Mapping) else {}
     return known.get(dtype, default_tol[dtype])
 
 
@@ -229,7 +229,7 @@ def rand_sparse_ndarray(
         assert len(shape) == 2
         if not 0 <= density <= 1:
             raise ValueError(f"density has to be between 0 and 1, found {density}")
-        csr = _uniform_csr(*shape, density, dtype, data_init, shuffle_csr_indices)
+        csr = _uniform_csr(shape, density, dtype, data_init, shuffle_csr_indices)
         return csr, (csr.indptr, csr.indices, csr.data)
     assert stype == "row_sparse", f"unknown storage type {stype!r}"
     if rsp_indices is None:
@@ -247,15 +247,15 @@ def rand_sparse_ndarray(
     return sparse.row_sparse_array((values, indices), tuple(shape), dtype=dtype), (values, indices)
 
 
-def _uniform_csr(rows: int, columns: int, density: float, dtype: Any, value: float | None, shuffle: bool) -> Any:
+def _uniform_csr(shape: Sequence[int], density: float, dtype: Any, value: float | None, shuffle: bool) -> Any:
     import scipy.sparse
 
-    csr = scipy.sparse.rand(rows, columns, density, dtype=dtype, format="csr")
+    csr: Any = scipy.sparse.rand(shape[0], shape[1], density, dtype=dtype, format="csr")
     if value is not None:
         csr.data.fill(value)
     if shuffle:
         shuffle_csr_column_indices(csr)
-    return sparse.csr_matrix((csr.data, csr.indices, csr.indptr), shape=(rows, columns), dtype=dtype)
+    return sparse.csr_matrix((csr.data, csr.indices, csr.indptr), shape=tuple(shape), dtype=dtype)
 
 
 def create_sparse_array(
@@ -832,7 +832,8 @@ def check_consistency(
         for name, bound in (executor.arg_dict | executor.aux_dict).items():
             bound[:] = arg_params[name] if name in arg_params else aux_params.setdefault(name, 0)
         for grad in executor.grad_arrays if grad_req == "add" else ():
-            grad[:] = 0
+            if grad is not None:
+                grad[:] = 0
         executor.forward(is_train=False)
     best = int(np.argmax([np.dtype(e.outputs[0].dtype).itemsize for e in executors]))
 
@@ -848,9 +849,9 @@ def check_consistency(
                 low = [
                     min((v.dtype, executors[k].outputs[0].dtype), key=_itemsize) for v, k in zip(pair, (i, best), strict=True)
                 ]
-                tols = get_tols(*(np.zeros((), t) for t in low), rtol, atol)
+                tols = get_tols(np.zeros((), low[0]), np.zeros((), low[1]), rtol, atol)
                 try:
-                    assert_almost_equal(*pair, *tols, equal_nan=equal_nan)
+                    assert_almost_equal(pair[0], pair[1], tols[0], tols[1], equal_nan=equal_nan)
                 except AssertionError as error:
                     print(f"{mode} Err: ctx {i} vs ctx {best} at {name}: {error}")
                     if raise_on_err:

@@ -36,6 +36,9 @@ def split_slices(batch_size: int, work_load_list: Sequence[float]) -> list[slice
     return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
+_split_input_slice = split_slices  # MXNet's name
+
+
 class Gradient(NDArray):
     """The gradient of one parameter on one device; reading its `value` returns the module's gradient, writing replaces that."""
 
