@@ -23,15 +23,9 @@ TABLE: dict[str, str | dict[str, str]] = {
     "attribute": {"graph.scopes": "AttrScope"},
     "autograd": "mxnet.autograd",
     "base": {
-<<<<<<< HEAD
         "mxnet.errors": "DamagedFile MXNetError MissingFile MissingGradient NotImplementedForSymbol ReshapeError "
         "NotSupportedForSparseNDArray classproperty data_dir integer_types mx_real_t numeric_types py_str string_types "
         "translated with_metaclass"
-=======
-        "mxnet.errors": "DamagedFile MXNetError MissingFile MissingGradient NotImplementedForSymbol ReshapeError classproperty "
-        "NotSupportedForSparseNDArray data_dir integer_types mx_real_t numeric_types py_str string_types translated "
-        "with_metaclass"
->>>>>>> nn
     },
     "callback": {
         "mxnet.callback": "BatchEndParam LogValidationMetricsCallback ProgressBar Speedometer do_checkpoint log_train_metric "

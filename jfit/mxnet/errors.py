@@ -42,6 +42,9 @@ mx_real_t = np.float32
 def data_dir() -> str:
     """Return the folder of downloaded files: MXNET_HOME, by default ~/.mxnet.
 
+    Returns:
+        The path.
+
     Example:
         >>> import os
         >>> os.environ["MXNET_HOME"] = "data"

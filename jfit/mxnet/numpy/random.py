@@ -17,11 +17,7 @@ import numpy as np
 from jax import random
 
 from jfit.mxnet import keys
-<<<<<<< HEAD
 from jfit.mxnet import random as legacy
-=======
-from jfit.mxnet import random as _mx_random  # read when it is used: either of the two may be imported first
->>>>>>> nn
 from jfit.mxnet.context import place
 from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray.invoke import call
@@ -66,13 +62,8 @@ def _sample(key: Any, *parameters: Any, sampler: Callable[..., Any], shape: tupl
 
 @functools.cache
 def __getattr__(name: str) -> Callable[..., Any]:
-<<<<<<< HEAD
     if name == "seed":  # read when it is used: that module imports mx.nd, which imports this one
         return legacy.seed
-=======
-    if name == "seed":
-        return _mx_random.seed
->>>>>>> nn
     if name in ("rand", "randn"):
         return lambda *size, **options: __getattr__(_OTHERS[name])(size=size, **options)
     sampler = _SAMPLERS.get(_OTHERS.get(name, name)) or absent("mx.np.random", name, __dir__())
