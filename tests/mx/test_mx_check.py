@@ -141,6 +141,7 @@ def test_the_alias_gives_the_modules_of_jfit_mx_and_leaves_them_as_they_are():
         importlib.import_module("mxnet.symbol")
 
 
+@pytest.mark.slow
 def test_the_table_of_names_is_up_to_date_and_decides_every_missing_name():
     names, states = table()
     assert [state.name for state in states if state.kind == "missing" and not state.remark] == []
@@ -150,6 +151,7 @@ def test_the_table_of_names_is_up_to_date_and_decides_every_missing_name():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["differs", "missing"])
 def test_every_line_of_differences_is_about_a_name_of_mxnet(kind):
     known = {state.name for state in table()[1] if state.kind == kind}
