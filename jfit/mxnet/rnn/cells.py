@@ -7,7 +7,6 @@ function, W and U the weights i2h_weight and h2h_weight, b and d their biases, *
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,9 @@ from jfit.graph.symbol import Symbol
 from jfit.mxnet import initializer
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.rnn import steps
-from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, sequence
+from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams
+from jfit.mxnet.rnn.composed import BothDirections, Parts, Stacked, States
+from jfit.mxnet.rnn.sequences import Sequences
 from jfit.ops.rnn import GATES
 
 LSTM_GATES, GRU_GATES = GATES["lstm"], GATES["gru"]
@@ -188,12 +189,9 @@ class DropoutCell(BaseRNNCell):
         """Apply dropout to one time step, or to a whole sequence."""
         return (sym.Dropout(data=inputs, p=self.dropout) if self.dropout > 0 else inputs), states
 
-    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
-        """Apply dropout to a sequence, as `BaseRNNCell.unroll`; to all steps at once if the sequence is one symbol."""
-        inputs = sequence(length, inputs, layout, merge_outputs)
-        if isinstance(inputs, Symbol):
-            return self(inputs, [])
-        return super()._unroll(length, inputs, begin_state, layout, merge_outputs)
+    def _unroll(self, sequences: Sequences, inputs: Any, states: States) -> tuple[Any, States]:
+        inputs = sequences.arranged(inputs, sequences.merge)
+        return self(inputs, []) if isinstance(inputs, Symbol) else super()._unroll(sequences, inputs, states)
 
 
 # ------------------------------------------------------------------------------------------------ convolutional cells
@@ -342,7 +340,7 @@ class ConvGRUCell(BaseConvRNNCell):
 # ------------------------------------------------------------------------------------------------ composed cells
 
 
-class Composite(BaseRNNCell):
+class Composite(Parts, BaseRNNCell):
     """Base of cells composed of other cells; its states and weights are those of its children, in order.
 
     Args:
@@ -387,15 +385,11 @@ class Composite(BaseRNNCell):
             args = cell.pack_weights(args)
         return args
 
-    def _split_states(self, states: Sequence[Any]) -> list[States]:
-        """Split a flat list of states into one list for each child."""
-        if len(states) != (expected := len(self.state_info)):
-            raise ValueError(f"found {len(states)} states, the {len(self._cells)} cells have {expected}; see state_info")
-        each = iter(states)
-        return [list(itertools.islice(each, len(cell.state_info))) for cell in self._cells]
+    def _state_counts(self) -> list[int]:
+        return [len(cell.state_info) for cell in self._cells]
 
 
-class SequentialRNNCell(Composite):
+class SequentialRNNCell(Stacked, Composite):
     """A stack of cells, y = cell_n(... cell_1(x)): the inputs of each cell are the outputs of the previous one.
 
     Args:
@@ -415,27 +409,8 @@ class SequentialRNNCell(Composite):
         """Append a cell to the stack."""
         self._adopt(cell)
 
-    def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step of every cell: (inputs, states of all cells) -> (output, new states of all cells)."""
-        self._counter += 1
-        new_states = []
-        for cell, cell_states in zip(self._cells, self._split_states(states), strict=True):
-            inputs, cell_states = cell(inputs, cell_states)
-            new_states.extend(cell_states)
-        return inputs, new_states
 
-    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
-        """Unroll one cell after the other over the whole sequence, with the arguments and results of `BaseRNNCell.unroll`."""
-        states = self._split_states(self.begin_state() if begin_state is None else begin_state)
-        new_states: States = []
-        for cell, begin in zip(self._cells, states, strict=True):
-            merge = merge_outputs if cell is self._cells[-1] else None
-            inputs, cell_states = cell.unroll(length, inputs, begin_state=begin, layout=layout, merge_outputs=merge)
-            new_states.extend(cell_states)
-        return inputs, new_states
-
-
-class BidirectionalCell(Composite):
+class BidirectionalCell(BothDirections, Composite):
     """Two cells over the same sequence in opposite directions; y(t) = [l_cell over x(0..t), r_cell over x(T..t)].
 
     The cell can only be unrolled, it has no single time step.
@@ -460,33 +435,3 @@ class BidirectionalCell(Composite):
         self._output_prefix = output_prefix
         self._adopt(l_cell)
         self._adopt(r_cell)
-
-    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
-        """Unroll both cells over the whole sequence, with the arguments of `BaseRNNCell.unroll`.
-
-        Returns:
-            (outputs with the features of both cells concatenated, [states of l_cell, states of r_cell]).
-        """
-        steps = sequence(length, inputs, layout, merge=False)
-        states = self._split_states(self.begin_state() if begin_state is None else begin_state)
-        runs = [
-            cell.unroll(length, x, begin_state=begin, layout=layout, merge_outputs=merge_outputs)
-            for cell, x, begin in zip(self._cells, (steps, steps[::-1]), states, strict=True)
-        ]
-        (left, left_states), (right, right_states) = runs
-        if merge_outputs is None:
-            merge_outputs = isinstance(left, Symbol) and isinstance(right, Symbol)
-        axis = layout.find("T")
-        if merge_outputs:
-            outputs = sym.Concat(left, sym.reverse(right, axis=axis), dim=2, name=f"{self._output_prefix}out")
-        else:
-            pairs = zip(self._steps(left, length, axis), self._steps(right, length, axis)[::-1], strict=True)
-            outputs = [sym.Concat(a, b, dim=1, name=f"{self._output_prefix}t{i}") for i, (a, b) in enumerate(pairs)]
-        return outputs, [left_states, right_states]
-
-    @staticmethod
-    def _steps(outputs: Any, length: int, axis: int) -> list[Any]:
-        """Return the outputs as a list of time steps; one symbol is split along the time axis `axis`."""
-        if isinstance(outputs, Symbol):
-            return list(sym.SliceChannel(outputs, axis=axis, num_outputs=length, squeeze_axis=1))
-        return outputs

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jfit.mxnet.gluon.rnn.cells import GatedCell, GRUCell, LSTMCell, ModifierCell, RNNCell, States
-from jfit.mxnet.gluon.rnn.sequences import Sequences, namespace
+from jfit.mxnet.gluon.rnn.cells import GatedCell, GRUCell, LSTMCell, ModifierCell, RNNCell
 from jfit.mxnet.rnn import steps
+from jfit.mxnet.rnn.composed import States
+from jfit.mxnet.rnn.sequences import Sequences, namespace
 from jfit.mxnet.rnn.steps import Step
 
 
