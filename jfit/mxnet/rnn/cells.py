@@ -15,8 +15,9 @@ from jfit.mxnet import initializer
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.rnn import steps
 from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams
-from jfit.mxnet.rnn.composed import BothDirections, Parts, Stacked, States
+from jfit.mxnet.rnn.composed import BothDirections, Parts, Stacked
 from jfit.mxnet.rnn.sequences import Sequences
+from jfit.mxnet.rnn.steps import States
 from jfit.ops.rnn import GATES
 
 LSTM_GATES, GRU_GATES = GATES["lstm"], GATES["gru"]
@@ -34,8 +35,10 @@ class GatedCell(BaseRNNCell):
 
     _states = 1
     _activation: Any = "tanh"
-    _channel_axis: int | None = None  # None: axis 1
-    _gru_mark = "_"  # MXNet's: it names the nodes of a GRU gru_t0__i2h and gru_t0__h2h
+    _recurrent_activation = "sigmoid"
+    _advance: Any
+    _mark = _input_mark = ""  # of the names of nodes, and of those of the projections
+    _split_axis: Any = None  # axis of the gates; None: axis 1
 
     def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **initializers: Any) -> None:
         super().__init__(prefix, params)
@@ -55,8 +58,12 @@ class GatedCell(BaseRNNCell):
         h2h = sym.FullyConnected(data=hidden, weight=self._hW, bias=self._hB, num_hidden=size, name=f"{name}h2h")
         return i2h, h2h
 
-    def _step(self, name: str, **options: Any) -> steps.Step:
-        return steps.Step(sym, name, self._get_activation, named=False, **options)
+    def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
+        """Compute one time step (batch, features): (inputs, states) -> (output, new states)."""
+        name = self._next_name()
+        i2h, h2h = self._projections(inputs, states[0], name + self._input_mark)
+        step = steps.Step(sym, name, self._get_activation, named=False, mark=self._mark, axis=self._split_axis)
+        return self._advance(step, i2h, h2h, states)
 
 
 class RNNCell(GatedCell):
@@ -76,19 +83,13 @@ class RNNCell(GatedCell):
     """
 
     _gate_names = ("",)
+    _advance = steps.rnn
 
     def __init__(
         self, num_hidden: int, activation: Any = "tanh", prefix: str = "rnn_", params: RNNParams | None = None
     ) -> None:
         super().__init__(num_hidden, prefix, params)
         self._activation = activation
-
-    def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step (batch, features): (inputs, states) -> (output, new states)."""
-        name = self._next_name()
-        i2h, h2h = self._projections(inputs, states[0], name)
-        output = steps.rnn(self._step(name), i2h, h2h, self._activation)
-        return output, [output]
 
 
 class LSTMCell(GatedCell):
@@ -113,19 +114,13 @@ class LSTMCell(GatedCell):
     """
 
     _gate_names = LSTM_GATES
+    _advance = steps.lstm
     _states = 2
 
     def __init__(
         self, num_hidden: int, prefix: str = "lstm_", params: RNNParams | None = None, forget_bias: float = 1.0
     ) -> None:
         super().__init__(num_hidden, prefix, params, i2h_bias=initializer.LSTMBias(forget_bias=forget_bias))
-
-    def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step (batch, features): (inputs, [h, c]) -> (output, new [h, c])."""
-        name = self._next_name()
-        i2h, h2h = self._projections(inputs, states[0], name)
-        hidden, new_cell = steps.lstm(self._step(name, axis=self._channel_axis), i2h, h2h, states[1], self._activation)
-        return hidden, [hidden, new_cell]
 
 
 class GRUCell(GatedCell):
@@ -149,16 +144,11 @@ class GRUCell(GatedCell):
     """
 
     _gate_names = GRU_GATES
+    _advance = steps.gru
+    _mark = _input_mark = "_"  # of the names of all nodes but the output, as in MXNet: gru_t0__i2h
 
     def __init__(self, num_hidden: int, prefix: str = "gru_", params: RNNParams | None = None) -> None:
         super().__init__(num_hidden, prefix, params)
-
-    def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step (batch, features): (inputs, states) -> (output, new states)."""
-        name = self._next_name()
-        i2h, h2h = self._projections(inputs, states[0], name + self._gru_mark)
-        output = steps.gru(self._step(name, mark="_"), i2h, h2h, states[0], self._activation)
-        return output, [output]
 
 
 class DropoutCell(BaseRNNCell):
@@ -227,7 +217,7 @@ class BaseConvRNNCell(GatedCell):
         True
     """
 
-    _gru_mark = _default_prefix = ""
+    _default_prefix = ""
 
     def __init__(
         self,
@@ -255,7 +245,6 @@ class BaseConvRNNCell(GatedCell):
             raise ValueError(f"h2h_kernel is {tuple(h2h_kernel)}; only odd sizes keep the height and width of the state")
         self._activation = activation
         self._input_shape, self._conv_layout = tuple(input_shape), conv_layout
-        self._channel_axis = conv_layout.find("C")
         self._i2h: dict[str, Any] = {"kernel": i2h_kernel, "stride": i2h_stride, "pad": i2h_pad, "dilate": i2h_dilate}
         pad = tuple(d * (k - 1) // 2 for k, d in zip(h2h_kernel, h2h_dilate, strict=True))
         self._h2h: dict[str, Any] = {"kernel": h2h_kernel, "stride": (1, 1), "pad": pad, "dilate": h2h_dilate}
@@ -292,8 +281,7 @@ class ConvRNNCell(BaseConvRNNCell):
 
     _default_prefix = "ConvRNN_"
     _gate_names = ("",)
-
-    __call__ = RNNCell.__call__
+    _advance = steps.rnn
 
 
 class ConvLSTMCell(BaseConvRNNCell):
@@ -313,8 +301,8 @@ class ConvLSTMCell(BaseConvRNNCell):
     _states = 2
     _default_prefix = "ConvLSTM_"
     _gate_names = LSTM_GATES
-
-    __call__ = LSTMCell.__call__
+    _advance = steps.lstm
+    _split_axis = property(lambda self: self._conv_layout.find("C"))
 
 
 class ConvGRUCell(BaseConvRNNCell):
@@ -333,8 +321,8 @@ class ConvGRUCell(BaseConvRNNCell):
 
     _default_prefix = "ConvGRU_"
     _gate_names = GRU_GATES
-
-    __call__ = GRUCell.__call__
+    _advance = steps.gru
+    _mark = "_"
 
 
 # ------------------------------------------------------------------------------------------------ composed cells

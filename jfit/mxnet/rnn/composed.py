@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jfit.mxnet.rnn.sequences import Sequences
-
-States = list[Any]
+from jfit.mxnet.rnn.steps import States
 
 
 class Cell:
     """A function of one time step, which is called for every step of a sequence."""
 
     _counter: int
+    __call__: Any
 
     def _unroll(self, sequences: Sequences, inputs: Any, states: States) -> tuple[Any, States]:
         """Apply the cell to a sequence after `reset`; subclasses override this method."""

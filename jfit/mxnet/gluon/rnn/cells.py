@@ -161,6 +161,8 @@ class GatedCell(HybridRecurrentCell):
 
     _gates = _states = 1
     _activation: Any = "tanh"
+    _recurrent_activation: Any = "sigmoid"
+    _advance: Any
     i2h_weight: Any
 
     def __init__(
@@ -210,10 +212,6 @@ class GatedCell(HybridRecurrentCell):
         arrays = x, weights[f"{name}_weight"], weights[f"{name}_bias"]
         return step.F.FullyConnected(*arrays, num_hidden=self._rows, **step.name(name))
 
-    def _advance(self, step: Step, i2h: Any, h2h: Any, states: States) -> tuple[Any, States]:
-        """Return output and new states."""
-        raise NotImplementedError
-
 
 class RNNCell(GatedCell):
     """Elman cell: h' = act(W x + b + U h + d); the output is h'.
@@ -229,16 +227,14 @@ class RNNCell(GatedCell):
         RNNCell(None -> 5, relu)
     """
 
+    _advance = steps.rnn
+
     def __init__(self, hidden_size: int, activation: Any = "tanh", *args: Any, **kwargs: Any) -> None:
         super().__init__(hidden_size, *args, **kwargs)
         self._activation = activation
 
     def _mapping(self) -> str:
         return f"{super()._mapping()}, {self._activation}"
-
-    def _advance(self, step: Step, i2h: Any, h2h: Any, states: States) -> tuple[Any, States]:
-        output = steps.rnn(step, i2h, h2h, self._activation)
-        return output, [output]
 
 
 class LSTMCell(GatedCell):
@@ -265,17 +261,13 @@ class LSTMCell(GatedCell):
     """
 
     _gates, _states = 4, 2
-    _recurrent_activation: Any = "sigmoid"
+    _advance = steps.lstm
 
     def __init__(
         self, hidden_size: int, *args: Any, activation: Any = "tanh", recurrent_activation: Any = "sigmoid", **kwargs: Any
     ) -> None:
         super().__init__(hidden_size, *args, **kwargs)
         self._activation, self._recurrent_activation = activation, recurrent_activation
-
-    def _advance(self, step: Step, i2h: Any, h2h: Any, states: States) -> tuple[Any, States]:
-        hidden, cell = steps.lstm(step, i2h, h2h, states[1], self._activation, self._recurrent_activation)
-        return hidden, [hidden, cell]
 
 
 class GRUCell(GatedCell):
@@ -300,10 +292,7 @@ class GRUCell(GatedCell):
     """
 
     _gates = 3
-
-    def _advance(self, step: Step, i2h: Any, h2h: Any, states: States) -> tuple[Any, States]:
-        output = steps.gru(step, i2h, h2h, states[0], self._activation)
-        return output, [output]
+    _advance = steps.gru
 
 
 # ------------------------------------------------------------------------------------------------ cells of cells
