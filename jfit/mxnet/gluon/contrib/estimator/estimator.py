@@ -83,8 +83,7 @@ class Estimator:
             metric.name = "training " + metric.name
         self.val_metrics = events.as_metrics(val_metrics) or copy.deepcopy(self.train_metrics)
         for metric in self.val_metrics:
-            named = "training" in metric.name
-            metric.name = metric.name.replace("training", "validation") if named else "validation " + metric.name
+            metric.name = "validation " + metric.name.removeprefix("training ")
         self.logger = logging.Logger("Estimator", logging.INFO)
         self.logger.addHandler(logging.StreamHandler(sys.stdout))
         self.context = _contexts(context)

@@ -234,7 +234,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         self.batch_start = time.time()
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        if self.log_interval != "epoch":
+        if isinstance(self.log_interval, int):
             self.processed_samples += kwargs["batch"][0].shape[0]
             self.log_interval_time += time.time() - self.batch_start
             if self.batch_index % self.log_interval == 0:
@@ -325,10 +325,6 @@ class CheckpointHandler(_Counting, _Monitoring):
         if self.save_best:
             self.best = -self._sign * np.inf
         if self.resume_from_checkpoint:
-            periods = (bool(self.epoch_period), bool(self.batch_period))
-            unit = "epoch" if estimator.max_epoch else "batch"
-            needed = f"a training counted by {unit} resumes from checkpoints of {unit}_period= alone"
-            assert periods == (bool(estimator.max_epoch), bool(estimator.max_batch)), f"{needed}; set the other to None."
             self._resume(estimator)
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
@@ -361,8 +357,6 @@ class CheckpointHandler(_Counting, _Monitoring):
 
     def _save_best(self, estimator: Any) -> None:
         value, name, prefix = self._value(), self.monitor.get()[0], f"{self.model_prefix}-best"
-        if np.isnan(value):
-            return
         if self._sign * value > self._sign * self.best:
             self._write(estimator, prefix)
             before, self.best = self.best, value
@@ -384,11 +378,13 @@ class CheckpointHandler(_Counting, _Monitoring):
         estimator.trainer.save_states(states)
 
     def _resume(self, estimator: Any) -> None:
+        unit, units = ("epoch", "epochs") if estimator.max_epoch else ("batch", "batches")
+        periods = (bool(self.epoch_period), bool(self.batch_period))
+        needed = f"a training counted by {unit} resumes from checkpoints of {unit}_period= alone"
+        assert periods == (bool(estimator.max_epoch), bool(estimator.max_batch)), f"{needed}; set the other to None."
         pattern = re.compile(re.escape(self.model_prefix) + r"-epoch(\d+)batch(\d+)\.params")
         found = sorted((int(m[1]), int(m[2]), m[0]) for m in map(pattern.fullmatch, os.listdir(self.model_dir)) if m)
-        unit = "epoch" if estimator.max_epoch else "batch"
         total = getattr(estimator, f"max_{unit}")
-        units = {"epoch": "epochs", "batch": "batches"}[unit]
         if not found:
             estimator.logger.info(f"CheckpointHandler: No checkpoint found, training from scratch for {total} {units}")
             return
