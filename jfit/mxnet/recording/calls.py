@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import jfit
 from jfit.graph.nodes import Entry, Node, is_own
 from jfit.graph.symbol import Symbol
-from jfit.lowering import lower
 from jfit.ops import Attrs, Ctx, Op
 from jfit.programs import Program, kept
 
@@ -126,7 +126,7 @@ def graph_call(symbol: Symbol) -> tuple[Call, tuple[str, ...]]:
     known = _graphs.get(id(symbol))
     if known is None or known[0] is not symbol:
         names, aux = symbol.list_arguments(), symbol.list_auxiliary_states()
-        model = lower(symbol, inputs=[])
+        model = jfit.lower(symbol, inputs=[])
 
         def run(ctx: Ctx, attrs: Attrs, *arrays: Any) -> Any:
             values = dict(zip((*names, *aux), arrays, strict=True))

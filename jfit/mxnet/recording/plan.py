@@ -10,15 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 
+import jfit
 from jfit.graph.nodes import Entry, Node
 from jfit.graph.symbol import Symbol
-from jfit.lowering import lower
-from jfit.lowering.model import Model
+from jfit.mxnet.errors import translated
 from jfit.mxnet.recording.calls import Call, cotangent, function_call, is_float
 from jfit.mxnet.recording.steps import Step
 from jfit.programs import Program
 
-MAX_NEW = 32  # plans that are compiled when they run for the first time
+MAX_NEW = 32  # how many plans are compiled at their first run, without a second run since
 _new = [0]  # number of those
 
 
@@ -43,7 +43,7 @@ class Plan:
     def __init__(
         self, step: Step, heads: Sequence[int], wanted: Sequence[int], roots: Sequence[int], known: Collection[int]
     ) -> None:
-        self.heads, self._specs, self._runs, self._is_compiled = tuple(heads), step.specs, 0, False
+        self.heads, self._specs, self._runs, self._is_new = tuple(heads), step.specs, 0, False
         operations = {slot: s for s in step.path() if s.call for slot in range(s.first, s.first + _count(s))}
         self._operations, self._known = operations, frozenset(known)
         together = self._connected(roots)
@@ -96,8 +96,8 @@ class Plan:
         return Symbol(tuple(entries[slot] for slot in (*self.heads, *self.extras)))
 
     @functools.cached_property
-    def _model(self) -> Model:
-        return lower(self.symbol, inputs=[])
+    def _model(self) -> Any:
+        return jfit.lower(self.symbol, inputs=[])
 
     def _apply(self, key: Any, values: dict[int, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return (heads and extras, new auxiliary states)."""
@@ -129,24 +129,29 @@ class Plan:
         return Program(fn, jax.jit, name="autograd_backward" if self.heads else "autograd_forward")
 
     def _compiles(self) -> bool:
-        """Return whether to compile: while few plans are new, or if this one runs again."""
+        """Return whether to compile: while few plans were compiled in vain, or if this one runs again."""
         self._runs += 1
-        if not self._is_compiled and (self._runs > 1 or _new[0] < MAX_NEW):
-            self._is_compiled = True
-            _new[0] += self._runs == 1
-        return self._is_compiled
+        if self._runs == 1 and _new[0] < MAX_NEW:
+            self._is_new = True
+            _new[0] += 1
+        elif self._is_new:
+            self._is_new = False
+            _new[0] -= 1
+        return self._is_new or self._runs > 1
 
     def values(self, key: Any, leaves: Sequence[Any]) -> Sequence[Any]:
         """Return the values of `extras`."""
         if self._compiles():
-            return self._program(key, leaves)
+            with translated():
+                return self._program(key, leaves)
         values = self._one_by_one(key, leaves)
         return [values[slot] for slot in self.extras]
 
     def gradients(self, key: Any, leaves: Sequence[Any], head_gradients: Sequence[Any]) -> tuple[Any, Any, Any]:
         """Return (gradients of `variables`, values of `extras`, new values of `aux`); a head gradient may be None, for ones."""
         if self._compiles():
-            return self._program(key, leaves, head_gradients)
+            with translated():
+                return self._program(key, leaves, head_gradients)
         values, cotangents, new_aux = self._one_by_one(key, leaves), {}, {}
         for slot, gradient in zip(self.heads, head_gradients, strict=True):
             one = cotangent(values[slot], gradient)
