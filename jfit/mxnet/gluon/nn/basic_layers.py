@@ -334,13 +334,11 @@ class _AxisNorm(_Norm):
         beta_initializer: Any = "zeros",
         gamma_initializer: Any = "ones",
         in_channels: int = 0,
-        prefix: str | None = None,
-        params: Any = None,
+        **kwargs: Any,
     ) -> None:
         scale = self._scale if scale is None else scale
         settings = {"eps": epsilon, "axis": self._axis if axis is None else axis, "center": center, "scale": scale}
-        inits = beta_initializer, gamma_initializer
-        super().__init__(settings, in_channels, center, scale, *inits, prefix=prefix, params=params)
+        super().__init__(settings, in_channels, center, scale, beta_initializer, gamma_initializer, **kwargs)
 
 
 class InstanceNorm(_AxisNorm):
@@ -414,13 +412,11 @@ class _Function(Block):
 
     def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
         super().__init__(prefix=prefix)
+        if not isinstance(function, str) and not callable(function):
+            raise ValueError(f"{type(self).__name__} takes a function or the name of one, found {function!r}")
         self._func, self._func_name = function, getattr(function, "__name__", function)
-        if isinstance(function, str):
-            known = all(hasattr(module, function) for module in self._modules)
-            assert known, f"mx.nd or mx.sym has no function {function!r}; pass a function."
-        elif not callable(function):
-            kind = type(function).__name__
-            raise ValueError(f"{type(self).__name__} takes a function or the name of one, found {function!r} ({kind})")
+        known = callable(function) or all(hasattr(module, function) for module in self._modules)
+        assert known, f"mx.nd or mx.sym has no function {function!r}; pass a function."
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._func_name})"
