@@ -113,8 +113,7 @@ class HybridBlock(Block):
             monitor_all: also call it for the inputs of the operators.
         """
         self._op_hook = callback, monitor_all
-        for child in self._children.values():
-            child.register_op_hook(callback, monitor_all)
+        super().register_op_hook(callback, monitor_all)
 
     # -------------------------------------------------------------------------------- calls
     def forward(self, x: Any, *args: Any) -> Any:
