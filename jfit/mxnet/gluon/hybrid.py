@@ -51,7 +51,7 @@ class HybridBlock(Block):
 
     def __init__(self, prefix: str | None = None, params: Any = None) -> None:
         super().__init__(prefix, params)
-        self._active, self._flags = False, []
+        self._active = False
         self._in_format: Any = None
         self._out_format: Any = None
         self._op_hook: Any = None  # (function, whether it also gets the inputs of operators)

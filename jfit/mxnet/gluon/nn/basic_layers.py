@@ -136,7 +136,6 @@ class Dense(Weighted):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._units, self._in_units, self._flatten = units, in_units, flatten
         self._kwargs = {"no_bias": not use_bias, "num_hidden": units, "flatten": flatten}
         inits = weight_initializer, units if use_bias else None, bias_initializer
         with self.name_scope():
