@@ -74,13 +74,13 @@ class NDArray(MutableArray):
     def shape(self) -> tuple[int, ...]:
         """Sizes of the axes; does not compute the values of a recorded array."""
         entry = self._entry
-        return self.value.shape if entry is None else entry[0].step.specs[entry[1]].shape
+        return self.value.shape if entry is None else entry[0].specs[entry[1]].shape
 
     @property
     def dtype(self) -> Any:
         """Element type as a NumPy scalar type such as `numpy.float32`, as in MXNet."""
         entry = self._entry
-        return np.dtype(self.value.dtype if entry is None else entry[0].step.specs[entry[1]].dtype).type
+        return np.dtype(self.value.dtype if entry is None else entry[0].specs[entry[1]].dtype).type
 
     @property
     def has_value(self) -> bool:
