@@ -31,7 +31,7 @@ from jfit.mxnet.mutable import on_host
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.symbol.symbol import operator as symbol_function
 from jfit.ops import ALIASES, lookup
-from jfit.ops.attributes import DTYPES
+from jfit.ops.attributes import DTYPES, REQUIRED, Attr
 from jfit.ops.custom import HOSTS
 
 MIN_THREADS = 32
@@ -237,7 +237,16 @@ def get_operator_arguments(op_name: str) -> OperatorArguments:
     arrays = ["data"] if op.variadic else [*op.usual_inputs]
     kind = "NDArray-or-Symbol[]" if op.variadic else "NDArray-or-Symbol"
     names = [*arrays, *op.attrs]
-    return OperatorArguments(len(names), names, [*[kind] * len(arrays), *(a.kind for a in op.attrs.values())])
+    return OperatorArguments(len(names), names, [*[kind] * len(arrays), *map(_described, op.attrs.values())])
+
+
+def _described(attr: Attr) -> str:
+    """Return the type of an attribute in MXNet's words, where these are known."""
+    choices = attr.kind.removeprefix("one of ")
+    if choices == attr.kind or choices.endswith(" or None"):
+        return attr.kind
+    default = "required" if attr.default is REQUIRED else f"optional, default={attr.default!r}"
+    return f"{{{', '.join(map(repr, choices.split(', ')))}}}, {default}"
 
 
 class _PropHost:

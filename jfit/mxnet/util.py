@@ -149,6 +149,9 @@ class np_array(np_shape):
     _set = staticmethod(_set_np_array)
 
 
+_NumpyArrayScope = np_array  # its name in MXNet
+
+
 def _use(scope: Callable[[], Any], func: Any) -> Any:
     """Return a function that runs in `scope()`, or a class whose methods and properties do, inherited ones too."""
     if not callable(func):
