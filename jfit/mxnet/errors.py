@@ -57,6 +57,12 @@ def data_dir() -> str:
 def as_list(value: Any) -> list[Any]:
     """Return a list or tuple as a list, anything else as a list with it alone.
 
+    Args:
+        value: anything.
+
+    Returns:
+        list.
+
     Example:
         >>> as_list((1, 2)), as_list(3)
         ([1, 2], [3])
