@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -13,26 +12,6 @@ from jfit.counters import explained
 from jfit.formats.atomic import FormatError
 from jfit.graph.nodes import GraphError
 from jfit.ops import UnknownOperator
-
-__all__ = [
-    "DamagedFile",
-    "InternalError",
-    "MXNetError",
-    "MissingFile",
-    "MissingGradient",
-    "NotImplementedForSymbol",
-    "NotSupportedForSparseNDArray",
-    "ReshapeError",
-    "classproperty",
-    "data_dir",
-    "integer_types",
-    "mx_real_t",
-    "numeric_types",
-    "py_str",
-    "string_types",
-    "translated",
-    "with_metaclass",
-]
 
 string_types, integer_types = (str,), (int, np.int32, np.int64)
 numeric_types = (float, int, np.generic)
@@ -68,43 +47,6 @@ def py_str(text: bytes) -> str:
         'conv'
     """
     return text.decode("utf-8")
-
-
-class classproperty(property):
-    """A property of a class: `@classproperty` before a method of the class.
-
-    Args:
-        fget: function of the class.
-
-    Example:
-        >>> class Net:
-        ...     @classproperty
-        ...     def kind(cls):
-        ...         return cls.__name__
-        >>> Net.kind
-        'Net'
-    """
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        assert self.fget is not None
-        return self.fget(owner)
-
-
-def with_metaclass(meta: type, *bases: type) -> type:
-    """Return a class with this metaclass and these bases, to derive from.
-
-    Args:
-        meta: the metaclass.
-        bases: the bases.
-
-    Returns:
-        The class.
-
-    Example:
-        >>> issubclass(with_metaclass(type, dict), dict)
-        True
-    """
-    return meta("Base", bases, {})
 
 
 class MXNetError(RuntimeError):

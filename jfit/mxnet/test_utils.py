@@ -14,7 +14,7 @@ import numbers
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 from unittest import mock
 
 import jax
@@ -26,7 +26,6 @@ from jfit.mxnet.context import Context, current_context, num_gpus, set_default
 from jfit.mxnet.gluon import utils
 from jfit.mxnet.io.arrays import MNISTIter
 from jfit.mxnet.module.binding import requests_of
-from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray import sparse
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array, waitall
@@ -1456,7 +1455,3 @@ def is_aarch64_run() -> bool:
         True
     """
     return platform.machine() == "aarch64"
-
-
-def __getattr__(name: str) -> NoReturn:
-    absent("mx.test_utils", name, [*globals()])
