@@ -721,7 +721,7 @@ def same_array(array1: NDArray, array2: NDArray) -> bool:
         bool.
 
     Example:
-        >>> x = zeros((2, 3))
+        >>> x = array([1, 2])
         >>> same_array(x, x), same_array(x, x.copy())
         (True, False)
     """
@@ -742,7 +742,7 @@ def compare_ndarray_tuple(t1: Any, t2: Any, rtol: Tolerance = None, atol: Tolera
         AssertionError: two arrays differ.
 
     Example:
-        >>> compare_ndarray_tuple((zeros(2), None), (zeros(2), None))
+        >>> compare_ndarray_tuple((array([1]), None), (array([1]), None))
     """
     if t1 is None or t2 is None:
         return
@@ -1336,7 +1336,7 @@ def get_mnist_ubyte() -> None:
     Example:
         >>> get_mnist_ubyte()
         Traceback (most recent call last):
-        FileNotFoundError: 'data/train-images-idx3-ubyte.gz' does not exist, ...
+        jfit.mxnet.errors.MissingFile: data/train-images-idx3-ubyte.gz does not exist; ...
     """
     for stem in _MNIST.values():
         _mnist_file(f"{stem}-images-idx3-ubyte")

@@ -340,7 +340,8 @@ def _put(array: Any, value: Any) -> None:
 
 @functools.cache
 def _fixed_key() -> np.ndarray:
-    return np.asarray(jax.random.key_data(jax.random.key(0)))
+    with jax.ensure_compile_time_eval():  # shapes of outputs may be read before anything is computed
+        return np.asarray(jax.random.key_data(jax.random.key(0)))
 
 
 # ------------------------------------------------------------------------------------------------ arguments of bind
