@@ -165,7 +165,9 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
     for event in _traced + _own:
         if event.get("ph") == "X":
             times[event["name"]].append(event.get("dur", 0) / 1000)
-    rows = {n: dict(zip(columns, (len(t), sum(t), min(t), max(t), sum(t) / len(t)), strict=True)) for n, t in times.items()}
+    rows: dict[str, Any] = {
+        n: dict(zip(columns, (len(t), sum(t), min(t), max(t), sum(t) / len(t)), strict=True)) for n, t in times.items()
+    }
     rows = dict(sorted(rows.items(), key=lambda row: row[1][sort_by], reverse=not ascending))
     if reset:
         _traced.clear()

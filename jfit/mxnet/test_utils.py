@@ -872,12 +872,12 @@ class _Check:
             k: sparse.zeros(s, before[k].shape) for k, s in sparse_ones.items()
         }
 
-    def compare(self, kind: str, name: str, req: str, expected: Any, gradient: Any, before: Any, *options: Any) -> None:
+    def compare(self, kind: str, name: str, req: str, expected: Any, gradient: Any, before: Any, **options: Any) -> None:
         """Compare a gradient with `expected` ("write"), with it plus the values before ("add"), or with these ("null")."""
         if req == "add":
             gradient = gradient.asnumpy() - before.astype(gradient.dtype)
         expected = before if req == "null" else expected
-        assert_almost_equal(expected, gradient, *self.tolerances, (f"{kind}_{name}", f"BACKWARD_{name}"), *options)
+        assert_almost_equal(expected, gradient, *self.tolerances, names=(f"{kind}_{name}", f"BACKWARD_{name}"), **options)
 
 
 def check_symbolic_forward(
@@ -912,7 +912,9 @@ def check_symbolic_forward(
         expected = [expected[k] for k in sym.list_outputs()]
     outputs = sym.bind(check.ctx, check.args, aux_states=check.aux).forward(is_train=False)
     for name, value, output in zip(sym.list_outputs(), expected, outputs, strict=False):
-        assert_almost_equal(value, output, *check.tolerances, (f"EXPECTED_{name}", f"FORWARD_{name}"), equal_nan)
+        assert_almost_equal(
+            value, output, *check.tolerances, names=(f"EXPECTED_{name}", f"FORWARD_{name}"), equal_nan=equal_nan
+        )
     return outputs
 
 
@@ -952,7 +954,7 @@ def check_symbolic_backward(
     executor.forward(is_train=True)
     executor.backward(out_grads if out_grads is None else list(check.named(out_grads, sym.list_outputs()).values()))
     for name, value in expected.items():
-        check.compare("EXPECTED", name, reqs[name], value, grads[name], before[name], equal_nan)
+        check.compare("EXPECTED", name, reqs[name], value, grads[name], before[name], equal_nan=equal_nan)
     return grads
 
 
