@@ -35,9 +35,12 @@ _SHARED = {
     "gluon.data.sampler": "gluon.contrib.data.sampler",
     "gluon.rnn.layers": "gluon.rnn.rnn_layer",
     "io.arrays": "io",
-    "ndarray": "nd",
+    "ndarray": "nd ndarray",
+    "ndarray.sparse": "nd.sparse ndarray.sparse",
     "numpy.extension": "numpy_extension",
     "numpy.random": "numpy_extension.random",
+    "random": "ndarray.random",
+    "symbol": "sym symbol.symbol",
 }
 # Module below `jfit.mx` -> the module below `jfit` that has its names; or, if several modules define them, a dict of these:
 # "name=other" is called `other` there, "*" are all its public names.  The modules of a package are names of it as well.
@@ -46,7 +49,7 @@ TABLE: dict[str, str | dict[str, str]] = {
     **{path: f"mxnet.{home}" for home, paths in _SHARED.items() for path in paths.split()},
     **{f"gluon.model_zoo.vision.{family}": "mxnet.gluon.model_zoo.vision" for family in _FAMILIES},
     "attribute": {"graph.scopes": "AttrScope"},
-    "base": {"mxnet.errors": "* integer_types mx_real_t numeric_types string_types"},
+    "base": {"mxnet.errors": "* integer_types mx_real_t numeric_types string_types _as_list"},
     "callback": {
         "mxnet.callback": "BatchEndParam LogValidationMetricsCallback ProgressBar Speedometer do_checkpoint log_train_metric "
         "module_checkpoint"
@@ -93,12 +96,16 @@ TABLE: dict[str, str | dict[str, str]] = {
     "module": {_ARRAYS: "BaseModule BucketingModule Module PythonLossModule PythonModule SequentialModule"},
     "monitor": {_ARRAYS: "Monitor"},
     "name": {"graph.scopes": "NameManager Prefix"},
+    "ndarray.ndarray": {"mxnet.ndarray": "*", "graph.compose": "_STORAGE_TYPE_STR_TO_ID=STORAGE_TYPES"},
     "onnx": {"mxnet.contrib.onnx": "export_model"},
     "optimizer": {"mxnet.optimizer": "*", _ARRAYS: "Updater get_updater"},
     "recordio": {"mxnet.recordio": "IRHeader MXIndexedRecordIO MXRecordIO pack pack_img unpack unpack_img"},
     "registry": {"mxnet.registry": "*"},
     "runtime": {"mxnet.runtime": "Feature Features feature_list"},
-    "test_utils": {"mxnet.test_utils": "* Context Symbol array current_context getenv setenv use_np"},
+    "test_utils": {
+        "mxnet.test_utils": "* Context Symbol array current_context getenv json logging np numbers os platform setenv sys time "
+        "use_np"
+    },
 }
 
 
@@ -114,11 +121,14 @@ class Module(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if isinstance(self._source, str):
+            home = importlib.import_module(f"jfit.{self._source}")
+            if name == "__all__":
+                return [*_public(home), *self._parts]
+            if name not in self._parts or hasattr(home, name):
+                return getattr(home, name)  # also a name that it makes on demand, such as an operator
         if name in self._parts:
             return sys.modules[f"{self.__name__}.{name}"]
-        if isinstance(self._source, str):  # also names that it makes on demand, such as operators
-            home = importlib.import_module(f"jfit.{self._source}")
-            return [*_public(home), *self._parts] if name == "__all__" else getattr(home, name)
         if "__all__" not in vars(self):
             values = {own: value for home, names in self._source.items() for own, value in _values(home, names)}
             vars(self).update(values, __all__=[*values, *self._parts])

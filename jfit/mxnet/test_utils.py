@@ -1,18 +1,22 @@
 """`mx.test_utils`: comparisons of arrays, and checks of the outputs and gradients of symbols.
 
-Random inputs come from `numpy.random`, drawn in MXNet's order: after `np.random.seed` they are those of MXNet.  JAX computes in
-32 bits by default; checks with dtype float64 then compute in float32, with its tolerances.
+Random inputs come from `numpy.random`, drawn in MXNet's order: after `np.random.seed` they are those of MXNet.  Checks with
+dtype float64 compute in 64 bits, whatever jax_enable_x64 is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import json
+import logging  # noqa: F401 (a name of mx.test_utils, as sys and time)
 import numbers
 import os
 import platform
+import sys  # noqa: F401
+import time  # noqa: F401
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -836,20 +840,23 @@ def simple_forward(sym: Symbol, ctx: Context | None = None, is_train: bool = Fal
     return values[0] if len(values) == 1 else values
 
 
-def _computed_in(dtype: Any) -> Any:
-    """Return the dtype that JAX computes in: float32 for float64, unless jax_enable_x64 is set; "asnumpy" is kept."""
-    return dtype if isinstance(dtype, str) else jax.dtypes.canonicalize_dtype(dtype).type
+def _in_double(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a check that computes in 64 bits if its argument `dtype` is float64."""
+
+    @functools.wraps(check)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        wide = inspect.signature(check).bind(*args, **kwargs).arguments.get("dtype") in (np.float64, "float64")
+        with jax.enable_x64(True) if wide else contextlib.nullcontext():
+            return check(*args, **kwargs)
+
+    return checked
 
 
 class _Check:
     """What the checks of a symbol share: its arguments and auxiliary states as NDArrays by name, and the tolerances."""
 
     def __init__(self, sym: Symbol, location: Any, aux_states: Any, ctx: Any, dtype: Any, *tolerances: Tolerance) -> None:
-        self.ctx, self.dtype, self.tolerances = ctx or current_context(), _computed_in(dtype), tolerances
-        if self.dtype != dtype:  # JAX computes float64 in float32
-            defaults = (table()[np.dtype(self.dtype)] for table in (default_rtols, default_atols))
-            pairs = zip(tolerances, defaults, strict=True)
-            self.tolerances = tuple(max(t, default) if isinstance(t, float) else t for t, default in pairs)
+        self.ctx, self.dtype, self.tolerances = ctx or current_context(), dtype, tolerances
         self.args = self.named(location, sym.list_arguments())
         self.aux = aux_states and self.named(aux_states, sym.list_auxiliary_states())
 
@@ -880,6 +887,7 @@ class _Check:
         assert_almost_equal(expected, gradient, *self.tolerances, names=(f"{kind}_{name}", f"BACKWARD_{name}"), **options)
 
 
+@_in_double
 def check_symbolic_forward(
     sym: Symbol, location: Any, expected: Any, rtol: Tolerance = None, atol: Tolerance = None, aux_states: Any = None,
     ctx: Context | None = None, equal_nan: bool = False, dtype: Any = np.float32,
@@ -918,6 +926,7 @@ def check_symbolic_forward(
     return outputs
 
 
+@_in_double
 def check_symbolic_backward(
     sym: Symbol, location: Any, out_grads: Any, expected: Any, rtol: Tolerance = None, atol: Tolerance = None,
     aux_states: Any = None, grad_req: Any = "write", ctx: Context | None = None,
@@ -1003,6 +1012,7 @@ def numeric_grad(
     return grads
 
 
+@_in_double
 def check_numeric_gradient(
     sym: Symbol, location: Any, aux_states: Any = None, numeric_eps: float | None = None, rtol: Tolerance = None,
     atol: Tolerance = None, grad_nodes: Any = None, use_forward_train: bool = True, ctx: Context | None = None,
@@ -1039,14 +1049,11 @@ def check_numeric_gradient(
     before = {k: np.random.normal(0, 0.01, size=check.args[k].shape) for k in (*grad_nodes, "__random_proj")}
     executor = out.bind(check.ctx, check.args, check.gradients(before, grad_stype_dict), dict(grad_nodes), check.aux)
     executor.forward(is_train=True)
-    steps = default_numeric_eps()
-    eps = get_tolerance(executor.outputs[0], numeric_eps, steps)
-    if check.dtype != dtype:
-        eps = max(eps, steps[np.dtype(check.dtype)])
+    eps = get_tolerance(executor.outputs[0], numeric_eps, default_numeric_eps())
     executor.backward()
     symbolic = {k: executor.grad_dict[k].copy() for k in grad_nodes}
     states = {k: v.asnumpy() for k, v in (check.aux or {}).items()}
-    numeric = numeric_grad(executor, values, states, eps, use_forward_train, check.dtype)
+    numeric = numeric_grad(executor, values, states, eps, use_forward_train, dtype)
     for name, req in grad_nodes.items():
         check.compare("NUMERICAL", name, req, numeric[name], symbolic[name], before[name])
 
