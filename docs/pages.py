@@ -104,7 +104,7 @@ def modules_below(name: str, module: ModuleType) -> Iterator[tuple[str, ModuleTy
     """Yield the modules among the public names of a module, and those among theirs, with their dotted paths."""
     for child in names_of(module):
         value = getattr(module, child)
-        if inspect.ismodule(value):
+        if inspect.ismodule(value) and value.__name__.startswith("jfit"):  # not numpy, which a module may have as `np`
             yield f"{name}.{child}", value
             yield from modules_below(f"{name}.{child}", value)
 

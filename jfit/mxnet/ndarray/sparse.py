@@ -177,12 +177,34 @@ STORAGE.update(csr=CSRNDArray, row_sparse=RowSparseNDArray)
 
 
 def from_record(record: SparseArray) -> NDArray:
-    """Convert a `SparseArray`, as a file stores it, to an NDArray."""
+    """Convert a `SparseArray`, as a file stores it, to an NDArray.
+
+    Args:
+        record: the array of a file.
+
+    Returns:
+        CSRNDArray or RowSparseNDArray.
+
+    Example:
+        >>> from_record(from_dense(np.eye(2, dtype="float32"), "csr")).stype
+        'csr'
+    """
     return STORAGE[record.stype](record)
 
 
 def to_record(array: Any) -> Any:
-    """Convert an NDArray to the form that a file stores: a `SparseArray`, or the plain dense array; None stays None."""
+    """Convert an NDArray to the form that a file stores: a `SparseArray`, or the plain dense array; None stays None.
+
+    Args:
+        array: NDArray, sparse NDArray, or None.
+
+    Returns:
+        SparseArray, jax.Array, or None.
+
+    Example:
+        >>> to_record(zeros("csr", (2, 2))).stype
+        'csr'
+    """
     if array is None:
         return None
     return array.record if isinstance(array, BaseSparseNDArray) else as_array(array)
