@@ -168,6 +168,16 @@ class Module(BaseModule, module.Module):
     """
 
     _exec_group = property(ExecGroup)
+    _arg_params = property(lambda self: self.get_params()[0])
+    _aux_params = property(lambda self: self.get_params()[1])
+    _grad_req = property(lambda self: next(iter(self.binding.grad_reqs.values()), "null"))
+    _total_exec_bytes = 0  # XLA allocates memory for each pass
+
+    def update(self) -> None:
+        """Update all parameters with the gradients of the last `backward`, which are 0 before the first pass."""
+        if self.binded:
+            self.passes.start_gradients()
+        super().update()
 
 
 class BucketingModule(BaseModule, bucketing.BucketingModule):

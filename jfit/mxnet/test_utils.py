@@ -13,6 +13,7 @@ import json
 import numbers
 import os
 import platform
+import random as rnd
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,10 +43,11 @@ __all__ = [
     "gen_buckets_probs_with_ppf", "get_atol", "get_cifar10", "get_etol", "get_identity_mat",
     "get_im2rec_path", "get_mnist", "get_mnist_iterator", "get_mnist_ubyte",
     "get_rtol", "get_tolerance", "get_tols", "getenv", "is_aarch64_run", "is_cd_run",
-    "is_op_runnable", "list_gpus", "mean_check", "np_reduce", "numeric_grad", "rand_coord_2d", "rand_ndarray", "rand_shape_2d",
+    "is_op_runnable", "json", "list_gpus", "mean_check", "np", "np_reduce", "numeric_grad", "os",
+    "rand_coord_2d", "rand_ndarray", "rand_shape_2d",
     "rand_shape_3d", "rand_shape_nd", "rand_sparse_ndarray", "random_arrays", "random_sample", "random_uniform_arrays",
-    "retry", "same", "same_array", "same_symbol_structure", "set_default_context", "setenv", "shuffle_csr_column_indices",
-    "simple_forward", "use_np", "var_check", "verify_generator",
+    "retry", "rnd", "same", "same_array", "same_symbol_structure", "set_default_context", "setenv",
+    "shuffle_csr_column_indices", "simple_forward", "sys", "time", "use_np", "var_check", "verify_generator",
 ]  # fmt: skip
 
 _EXACT = ("bool", "int8", "uint8", "int32", "uint32", "int64", "uint64")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -81,6 +82,12 @@ class ExecGroup:
             return Gradient(self._passes, name, device) if name in self._passes.grad_reqs else zero.get(name)
 
         return [[gradient(n, k) for k in range(len(binding.devices))] for n in self.param_names]
+
+    @property
+    def execs(self) -> list[SimpleNamespace]:
+        """For each device, an object with `grad_dict`, the gradients by name."""
+        each = [dict(zip(self.param_names, grads, strict=True)) for grads in zip(*self.grad_arrays, strict=True)]
+        return [SimpleNamespace(grad_dict=gradients) for gradients in each]
 
     def install_monitor(self, mon: Any) -> None:
         """Call the monitor for this module, as `module.install_monitor` does."""

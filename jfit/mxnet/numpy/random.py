@@ -18,10 +18,10 @@ from jax import random
 
 from jfit.mxnet import keys
 from jfit.mxnet.context import place
+from jfit.mxnet.keys import seed as seed
 from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray.invoke import call
 from jfit.mxnet.numpy.arrays import ndarray, write
-from jfit.mxnet.random import seed as seed
 
 # Distribution -> function (key, shape of the result, parameters) of the samples.
 _SAMPLERS: dict[str, Callable[..., Any]] = {
