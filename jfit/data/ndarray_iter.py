@@ -183,6 +183,9 @@ class NDArrayIter(DataIter):
         layout: layout in `provide_data` and `provide_label`.
         seed: integer seed of the shuffle; None: NumPy's global generator, as in MXNet.
 
+    Attributes:
+        sources: (data, labels) as they are read: two lists of (name, array).
+
     Raises:
         ValueError: no rows, unequal numbers of rows, or an unknown `last_batch_handle`.
 
@@ -215,26 +218,33 @@ class NDArrayIter(DataIter):
         super().__init__(batch_size)
         one_of(HANDLES, last_batch_handle=last_batch_handle)
         positive_integer(batch_size=batch_size)
-        self.inputs, self.labels = _named(data, data_name), _named(label, label_name)
-        self.num_data = _count(self.inputs + self.labels)
+        self.sources = _named(data, data_name), _named(label, label_name)
+        self.num_data = _count(self.sources[0] + self.sources[1])
         self.shuffle, self.last_batch_handle, self.layout = (shuffle, last_batch_handle, layout)
         self._rng = None if seed is None else np.random.Generator(np.random.Philox(seed))  # None: NumPy's global generator
         self._order = self._mix = np.arange(self.num_data)  # rows in reading order; the permutation that `reset` applies
         self._carry = self._order[:0]  # rows rolled over into this epoch
         self._begin(self._carry)
 
-    data = property(lambda self: self.inputs, doc="The data arrays, (name, array) pairs.")
-    label = property(lambda self: self.labels, doc="The label arrays, (name, array) pairs.")
+    @property
+    def data(self) -> list[tuple[str, Any]]:
+        """The data: a list of (name, array)."""
+        return self.sources[0]
+
+    @property
+    def label(self) -> list[tuple[str, Any]]:
+        """The labels: a list of (name, array)."""
+        return self.sources[1]
 
     @property
     def provide_data(self) -> list[DataDesc]:
         """Descriptions of the data arrays."""
-        return self._describe(self.inputs)
+        return self._describe(self.sources[0])
 
     @property
     def provide_label(self) -> list[DataDesc]:
         """Descriptions of the label arrays."""
-        return self._describe(self.labels)
+        return self._describe(self.sources[1])
 
     @property
     def num_batches(self) -> int:
@@ -246,7 +256,7 @@ class NDArrayIter(DataIter):
     @property
     def in_memory(self) -> bool:
         """Whether all arrays are NumPy arrays (none is sparse or an h5py dataset)."""
-        return all(isinstance(array, np.ndarray) for _, array in self.inputs + self.labels)
+        return all(isinstance(array, np.ndarray) for _, array in self.sources[0] + self.sources[1])
 
     @property
     def started(self) -> bool:
@@ -283,11 +293,11 @@ class NDArrayIter(DataIter):
 
     def getdata(self) -> list[Any]:
         """Data arrays of the current batch."""
-        return self._pick(self.inputs)
+        return self._pick(self.sources[0])
 
     def getlabel(self) -> list[Any]:
         """Label arrays of the current batch."""
-        return self._pick(self.labels)
+        return self._pick(self.sources[1])
 
     def getindex(self) -> np.ndarray:
         """Row indices of the current batch in the arrays passed to the constructor, (batch_size,)."""

@@ -23,8 +23,9 @@ TABLE: dict[str, str | dict[str, str]] = {
     "attribute": {"graph.scopes": "AttrScope"},
     "autograd": "mxnet.autograd",
     "base": {
-        "mxnet.errors": "DamagedFile MXNetError MissingFile MissingGradient NotImplementedForSymbol ReshapeError classproperty "
-        "NotSupportedForSparseNDArray data_dir integer_types mx_real_t numeric_types py_str string_types translated with_metaclass"
+        "mxnet.errors": "DamagedFile MXNetError MissingFile MissingGradient NotImplementedForSymbol ReshapeError "
+        "NotSupportedForSparseNDArray classproperty data_dir integer_types mx_real_t numeric_types py_str string_types "
+        "translated with_metaclass"
     },
     "callback": {
         "mxnet.callback": "BatchEndParam LogValidationMetricsCallback ProgressBar Speedometer do_checkpoint log_train_metric "
@@ -34,15 +35,35 @@ TABLE: dict[str, str | dict[str, str]] = {
     "contrib": {
         "mxnet.ndarray": "nd=contrib ndarray=contrib",
         "mxnet.symbol": "sym=contrib symbol=contrib",
-        "": "svrg_optimization",
+        "": "amp autograd io onnx quantization quant=quantization svrg_optimization tensorboard text",
     },
+    "contrib.amp": {"mxnet.contrib.amp": "*", "": "amp loss_scaler"},
+    "contrib.amp.amp": "mxnet.contrib.amp",
+    "contrib.amp.loss_scaler": {"mxnet.contrib.amp": "LossScaler"},
+    "contrib.autograd": {
+        "mxnet.contrib.legacy": "TrainingStateScope backward compute_gradient grad grad_and_loss mark_variables "
+        "set_is_training test_section train_section"
+    },
+    "contrib.io": {"mxnet.contrib.legacy": "DataLoaderIter"},
+    "contrib.onnx": {"mxnet.contrib.onnx": "export_model get_model_metadata import_model import_to_gluon"},
+    "contrib.quantization": {
+        "mxnet.contrib.onnx": "calib_graph quantize_graph quantize_model quantize_model_mkldnn quantize_net quantize_net_v2"
+    },
+    "contrib.tensorboard": {"mxnet.contrib.legacy": "LogMetricsCallback"},
+    "contrib.text": {"": "embedding utils vocab"},
+    "contrib.text.embedding": {
+        "mxnet.contrib.text": "CompositeEmbedding CustomEmbedding FastText GloVe _TokenEmbedding create "
+        "get_pretrained_file_names register"
+    },
+    "contrib.text.utils": {"mxnet.contrib.text": "count_tokens_from_str"},
+    "contrib.text.vocab": {"mxnet.contrib.text": "Vocabulary"},
     "contrib.svrg_optimization": {"": "svrg_module svrg_optimizer"},
     "contrib.svrg_optimization.svrg_module": {_ARRAYS: "SVRGModule"},
     "contrib.svrg_optimization.svrg_optimizer": {"mxnet.optimizer.svrg": "_AssignmentOptimizer _SVRGOptimizer"},
     "engine": {"mxnet.runtime": "bulk set_bulk_size"},
-    "error": {"mxnet.errors": "InternalError=MXNetError MXNetError"},
+    "error": {"mxnet.errors": "InternalError MXNetError"},
     "executor": "mxnet.executor.executor",
-    "executor_manager": {"mxnet.module.exec_group": "_split_input_slice=split_slices"},
+    "executor_manager": {"mxnet.module.exec_group": "_split_input_slice"},
     "gluon": {
         _ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict Trainer utils",
         "mxnet.gluon.block": "Block",
@@ -123,6 +144,7 @@ TABLE: dict[str, str | dict[str, str]] = {
     "numpy.random": "mxnet.numpy.random",
     "numpy_extension": "mxnet.numpy.extension",
     "numpy_extension.random": "mxnet.numpy.random",
+    "onnx": {"mxnet.contrib.onnx": "export_model"},
     "operator": "mxnet.operator",
     "optimizer": {"mxnet.optimizer": "*", _ARRAYS: "Updater get_updater"},
     "profiler": "mxnet.profiler",
@@ -163,7 +185,7 @@ class Module(ModuleType):
         module = importlib.import_module(f"jfit.{home}") if home else None
         for name in names.replace("*", " ".join(getattr(module, "__all__", ()))).split():
             own, _, other = name.partition("=")
-            yield own, getattr(module, other or own) if home else sys.modules[f"{self.__name__}.{own}"]
+            yield own, getattr(module, other or own) if home else sys.modules[f"{self.__name__}.{other or own}"]
 
     def __dir__(self) -> list[str]:
         return sorted({*self.__all__, *vars(self)})

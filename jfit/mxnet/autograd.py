@@ -29,24 +29,64 @@ __all__ = [
 
 
 def is_recording() -> bool:
-    """Return whether operations are recorded, on this thread."""
+    """Return whether operations are recorded, on this thread.
+
+    Returns:
+        bool.
+
+    Example:
+        >>> with record():
+        ...     print(is_recording())
+        True
+    """
     return mode.tape is not None
 
 
 def is_training() -> bool:
-    """Return whether operators compute in training mode, on this thread: dropout is active, batch statistics are used."""
+    """Return whether operators compute in training mode, on this thread: dropout is active, batch statistics are used.
+
+    Returns:
+        bool.
+
+    Example:
+        >>> with record(train_mode=False):
+        ...     print(is_training())
+        False
+    """
     return mode.training
 
 
 def set_recording(is_recording: bool) -> bool:
-    """Start or stop recording; returns whether operations were recorded before."""
+    """Start or stop recording on this thread; `record` and `pause` do it for a block.
+
+    Args:
+        is_recording: whether operations are recorded from now on.
+
+    Returns:
+        Whether they were recorded before.
+
+    Example:
+        >>> set_recording(True), set_recording(False)
+        (False, True)
+    """
     before = mode.tape is not None
     mode.tape = (mode.tape or Tape()) if is_recording else None
     return before
 
 
 def set_training(train_mode: bool) -> bool:
-    """Set training or prediction mode; returns whether it was training mode before."""
+    """Set training or prediction mode on this thread; `train_mode` and `predict_mode` do it for a block.
+
+    Args:
+        train_mode: whether operators compute in training mode from now on.
+
+    Returns:
+        Whether they did before.
+
+    Example:
+        >>> set_training(True), set_training(False)
+        (False, True)
+    """
     before, mode.training = mode.training, bool(train_mode)
     return before
 
@@ -84,17 +124,43 @@ def record(train_mode: bool = True) -> Any:
 
 
 def pause(train_mode: bool = False) -> Any:
-    """Context manager in which nothing is recorded."""
+    """Context manager in which nothing is recorded.
+
+    Args:
+        train_mode: whether operators compute in training mode.
+
+    Example:
+        >>> with record():
+        ...     with pause():
+        ...         print(is_recording())
+        False
+    """
     return _scope(False, train_mode)
 
 
 def train_mode() -> Any:
-    """Context manager in which operators compute in training mode; it does not change whether they are recorded."""
+    """Context manager in which operators compute in training mode; it does not change whether they are recorded.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> with train_mode():
+        ...     dropped = mx.nd.Dropout(mx.nd.ones(1000))
+        >>> bool((dropped == 0).asnumpy().any())
+        True
+    """
     return _scope(None, True)
 
 
 def predict_mode() -> Any:
-    """Context manager in which operators compute in prediction mode; it does not change whether they are recorded."""
+    """Context manager in which operators compute in prediction mode; it does not change whether they are recorded.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> with record(), predict_mode():
+        ...     unchanged = mx.nd.Dropout(mx.nd.ones(1000))
+        >>> bool((unchanged == 1).asnumpy().all())
+        True
+    """
     return _scope(None, False)
 
 
@@ -105,6 +171,16 @@ def mark_variables(variables: Any, gradients: Any, grad_reqs: Any = "write") -> 
         variables: an NDArray or a list.
         gradients: the array, or list, for the gradient of each.
         grad_reqs: "write", "add" or "null", for all or as a list.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> x, gradient = mx.nd.array([1, 2]), mx.nd.zeros(2)
+        >>> mark_variables(x, gradient)
+        >>> with record():
+        ...     y = x * x
+        >>> y.backward()
+        >>> gradient.asnumpy().tolist()
+        [2.0, 4.0]
     """
     variables = [variables] if isinstance(variables, NDArray) else list(variables)
     gradients = [gradients] if isinstance(gradients, NDArray) else list(gradients)
@@ -124,6 +200,16 @@ def backward(heads: Any, head_grads: Any = None, retain_graph: bool = False, tra
 
     Raises:
         MXNetError: a head was not recorded.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> x = mx.nd.array([1, 2])
+        >>> x.attach_grad()
+        >>> with record():
+        ...     y, z = x * x, 3 * x
+        >>> backward([y, z], [mx.nd.ones(2), mx.nd.array([1, 0])])
+        >>> x.grad.asnumpy().tolist()
+        [5.0, 4.0]
     """
     heads, head_grads = _lists(heads, head_grads)
     _backward(heads, head_grads, retain_graph)
@@ -159,7 +245,7 @@ def grad(
         >>> with record():
         ...     (slope,) = grad(x * x * x, x, create_graph=True)
         >>> slope.backward()
-        >>> slope.asscalar(), x.grad.asscalar()
+        >>> float(slope.asscalar()), float(x.grad.asscalar())
         (12.0, 12.0)
     """
     heads, head_grads = _lists(heads, head_grads)
@@ -172,7 +258,26 @@ def grad(
 
 
 def get_symbol(x: NDArray) -> Symbol:
-    """Return the graph that computes a recorded array, with a variable for each array it was computed from."""
+    """Return the graph that computes a recorded array, with a variable for each array it was computed from.
+
+    Args:
+        x: an array that was computed inside `record`.
+
+    Returns:
+        Symbol.
+
+    Raises:
+        ValueError: the array was not recorded.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> x = mx.nd.ones(2)
+        >>> x.attach_grad()
+        >>> with record():
+        ...     y = mx.nd.exp(x)
+        >>> len(get_symbol(y).list_arguments())
+        1
+    """
     tape, slot = x._entry or (None, 0)
     if tape is None:
         raise ValueError("the array was not recorded; compute it from variables inside autograd.record()")

@@ -16,6 +16,7 @@ from jfit.ops import UnknownOperator
 
 __all__ = [
     "DamagedFile",
+    "InternalError",
     "MXNetError",
     "MissingFile",
     "MissingGradient",
@@ -40,6 +41,9 @@ mx_real_t = np.float32
 
 def data_dir() -> str:
     """Return the folder of downloaded files: MXNET_HOME, by default ~/.mxnet.
+
+    Returns:
+        The path.
 
     Example:
         >>> import os
@@ -113,6 +117,10 @@ class MXNetError(RuntimeError):
         ...     print(error)
         key 3 is in the store already
     """
+
+
+class InternalError(MXNetError):
+    """An error inside MXNet; a class for `except`, which jfit does not raise."""
 
 
 class DamagedFile(FormatError, MXNetError):

@@ -1,4 +1,4 @@
-"""`mx.operator`: operators computed by Python code on the host, as in MXNet: CustomOp, CustomOpProp, register.
+"""`mx.operator`: operators computed by Python code on the host: CustomOp, CustomOpProp, register; NumpyOp.
 
 >>> import jfit.mx as mx
 >>> @mx.operator.register("doc_twice")
@@ -16,8 +16,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -27,6 +29,7 @@ from jfit import checks
 from jfit.mxnet.context import current_context
 from jfit.mxnet.mutable import on_host
 from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.symbol.symbol import operator as symbol_function
 from jfit.ops import ALIASES, lookup
 from jfit.ops.attributes import DTYPES
 from jfit.ops.custom import HOSTS
@@ -240,8 +243,8 @@ def get_operator_arguments(op_name: str) -> OperatorArguments:
 class _PropHost:
     """Adapter from MXNet's `CustomOpProp` (NDArrays, lists) to `jfit.ops.custom.Host`, which runs custom operators in JAX."""
 
-    def __init__(self, prop: CustomOpProp) -> None:
-        self.prop = prop
+    def __init__(self, prop: CustomOpProp, hint: str = "custom") -> None:
+        self.prop, self.hint = prop, hint
         self.arguments = tuple(prop.list_arguments())
         self.outputs = tuple(prop.list_outputs())
         self.states = tuple(prop.list_auxiliary_states())
@@ -319,6 +322,143 @@ def _ndarrays(arrays: Sequence[np.ndarray]) -> list[NDArray]:
 
 def _values(arrays: Sequence[NDArray]) -> list[np.ndarray]:
     return [np.asarray(a.value) for a in arrays]
+
+
+# -------------------------------------------------------------------------------- classes before CustomOp
+class PythonOp:
+    """Base class of `NumpyOp` and `NDArrayOp`, objects that describe and compute an operator; deprecated.
+
+    Args:
+        need_top_grad: whether backward uses the gradients of the outputs; False for losses.
+
+    Example:
+        >>> with warnings.catch_warnings(action="ignore"):
+        ...     NumpyOp().infer_shape([(2, 3)])
+        ([(2, 3)], [(2, 3)])
+    """
+
+    _hint = ""
+
+    def __init__(self, need_top_grad: bool = True) -> None:
+        self.need_top_grad_ = need_top_grad
+        for kind in reversed(type(self).__mro__[:-1]):
+            if kind.__module__ == __name__:
+                warnings.warn(f"{kind.__name__} is deprecated. Please use CustomOp", stacklevel=2)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Same as `get_symbol`."""
+        return self.get_symbol(*args, **kwargs)
+
+    def get_symbol(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a symbol: one node that this object computes.
+
+        Args:
+            args: the inputs, symbols in the order of `list_arguments`; a missing one becomes a variable.
+            kwargs: inputs by name, and `name`, the name of the node.
+
+        Raises:
+            NotImplementedError: the object is neither a NumpyOp nor an NDArrayOp.
+        """
+        if not self._hint:
+            raise NotImplementedError(f"{type(self).__name__}: derive the class from NumpyOp or NDArrayOp, which make symbols.")
+        kind = f"{self._hint}{next(_COUNT)}"
+        _more_threads()
+        HOSTS[kind] = lambda attrs: _PropHost(_PythonOpProp(self), self._hint)
+        return symbol_function("Custom")(*args, op_type=kind, **kwargs)
+
+    def forward(self, in_data: list, out_data: list) -> None:
+        """Compute the outputs from the inputs, and write them with `out_data[0][:] = ...`; by default a copy."""
+        out_data[0][:] = in_data[0]
+
+    def backward(self, out_grad: list, in_data: list, out_data: list, in_grad: list) -> None:
+        """Compute the gradients of the inputs, and write them with `in_grad[0][:] = ...`; by default 1."""
+        in_grad[0][:] = 1.0
+
+    def infer_shape(self, in_shape: list) -> tuple:
+        """Infer shapes: input shapes -> (input shapes, output shapes)."""
+        return in_shape, [in_shape[0]]
+
+    def list_outputs(self) -> list[str]:
+        """Return the names of the outputs."""
+        return ["output"]
+
+    def list_arguments(self) -> list[str]:
+        """Return the names of the inputs."""
+        return ["data"]
+
+    def need_top_grad(self) -> bool:
+        """Return whether backward uses the gradients of the outputs."""
+        return self.need_top_grad_
+
+
+class NumpyOp(PythonOp):
+    """An operator whose `forward` and `backward` compute with NumPy arrays.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> class Square(mx.operator.NumpyOp):
+        ...     def forward(self, in_data, out_data):
+        ...         out_data[0][:] = in_data[0] ** 2
+        ...     def backward(self, out_grad, in_data, out_data, in_grad):
+        ...         in_grad[0][:] = 2 * in_data[0] * out_grad[0]
+        >>> with warnings.catch_warnings(action="ignore"):
+        ...     net = Square()(mx.sym.Variable("x"), name="square")
+        >>> net.eval(x=mx.nd.array([3.0]))[0].asnumpy().tolist()
+        [9.0]
+    """
+
+    _hint = "_native"
+
+
+class NDArrayOp(PythonOp):
+    """An operator whose `forward` and `backward` compute with NDArrays; see `NumpyOp` and, for what they may call, `CustomOp`.
+
+    Example:
+        >>> with warnings.catch_warnings(action="ignore"):
+        ...     NDArrayOp(need_top_grad=False).declare_backward_dependency([0], [1], [2])
+        [1, 2]
+    """
+
+    _hint = "_ndarray"
+
+    def declare_backward_dependency(self, out_grad: list[int], in_data: list[int], out_data: list[int]) -> list[int]:
+        """Return the ids of the arrays that backward reads; if no `out_grad` id is among them, the operator is a loss."""
+        return [*(out_grad if self.need_top_grad() else ()), *in_data, *out_data]
+
+
+_COUNT = itertools.count()
+
+
+class _PythonOpProp(CustomOpProp):
+    """A PythonOp as a CustomOpProp."""
+
+    def __init__(self, op: PythonOp) -> None:
+        super().__init__(op.need_top_grad())
+        self.op = op
+        self.list_arguments, self.list_outputs = op.list_arguments, op.list_outputs
+        self.declare_backward_dependency = getattr(op, "declare_backward_dependency", self.declare_backward_dependency)
+
+    def infer_shape(self, in_shape: list) -> tuple:
+        return (*self.op.infer_shape(in_shape), [])
+
+    def create_operator(self, ctx: Any, in_shapes: list, in_dtypes: list) -> CustomOp:
+        return _PythonOpRun(self.op)
+
+
+class _PythonOpRun(CustomOp):
+    def __init__(self, op: PythonOp) -> None:
+        self.op = op
+
+    def _arrays(self, arrays: dict[str, list]) -> dict[str, list]:
+        if isinstance(self.op, NDArrayOp):
+            return arrays
+        return {name: [a.value for a in values] for name, values in arrays.items()}  # NumPy arrays, written in place
+
+    def forward(self, is_train: bool, req: Any, aux: Any, **arrays: list) -> None:
+        self.op.forward(**self._arrays(arrays))
+
+    def backward(self, req: Any, aux: Any, **arrays: list) -> None:
+        self.op.backward(**self._arrays(arrays))
 
 
 HOSTS["custom_op"] = lambda attrs: _PropHost(cast(Any, CustomOpProp)(**attrs))

@@ -49,7 +49,15 @@ def set_config(**kwargs: Any) -> None:
 
 
 def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") -> None:
-    """Set the file that `dump` writes; an older form of `set_config`, which ignores `mode` too."""
+    """Set the file that `dump` writes; an older form of `set_config`.
+
+    Args:
+        mode: accepted and ignored; JAX records everything.
+        filename: the file.
+
+    Example:
+        >>> profiler_set_config(filename="profile.json")
+    """
     set_config(filename=filename)
 
 
@@ -83,12 +91,27 @@ profiler_set_state = set_state
 
 
 def pause(profile_process: str = "worker") -> None:
-    """Stop recording until `resume`."""
+    """Stop recording until `resume`.
+
+    Args:
+        profile_process: accepted and ignored.
+
+    Example:
+        >>> pause()
+    """
     set_state("stop")
 
 
 def resume(profile_process: str = "worker") -> None:
-    """Record again after `pause`."""
+    """Record again after `pause`.
+
+    Args:
+        profile_process: accepted and ignored.
+
+    Example:
+        >>> resume()
+        >>> set_state("stop")
+    """
     set_state("run")
 
 
@@ -98,6 +121,13 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
     Args:
         finished: stop the profiler.
         profile_process: accepted and ignored.
+
+    Example:
+        >>> with Task(Domain("training"), "epoch"):
+        ...     pass
+        >>> dump()
+        >>> "epoch" in Path("profile.json").read_text()
+        True
     """
     running = _folder is not None
     set_state("stop")
@@ -107,7 +137,11 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
 
 
 def dump_profile() -> None:
-    """Call `dump`, and stop the profiler."""
+    """Stop the profiler and write its file; an older form of `dump`.
+
+    Example:
+        >>> dump_profile()
+    """
     dump()
 
 
@@ -125,6 +159,12 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
 
     Raises:
         ValueError: `format` or `sort_by` is another one.
+
+    Example:
+        >>> with Task(Domain("training"), "a step"):
+        ...     pass
+        >>> "a step" in dumps(reset=True)
+        True
     """
     columns = ("count", "total", "min", "max", "avg")
     if sort_by not in columns or format not in ("table", "json"):
@@ -148,7 +188,14 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
 
 
 def set_kvstore_handle(handle: Any) -> None:
-    """Do nothing: stores of jfit have no profiler of their own."""
+    """Do nothing: MXNet sends commands to the profiler of a store's servers; stores of jfit have no servers.
+
+    Args:
+        handle: accepted and ignored.
+
+    Example:
+        >>> set_kvstore_handle(None)
+    """
 
 
 # ------------------------------------------------------------------------------------------------ objects of scripts
@@ -204,6 +251,10 @@ class Task(_Named):
     Args:
         domain: its domain.
         name: its name.
+
+    Example:
+        >>> with Task(Domain("training"), "epoch"):
+        ...     pass
     """
 
     def start(self) -> None:
@@ -225,7 +276,16 @@ class Task(_Named):
 
 
 class Frame(Task):
-    """A `Task` of a part of the program that repeats."""
+    """A `Task` of a part of the program that repeats.
+
+    Args:
+        domain: its domain.
+        name: its name.
+
+    Example:
+        >>> with Frame(Domain("training"), "batch"):
+        ...     pass
+    """
 
 
 class Event(Task):
@@ -233,6 +293,10 @@ class Event(Task):
 
     Args:
         name: its name.
+
+    Example:
+        >>> with Event("evaluation"):
+        ...     pass
     """
 
     def __init__(self, name: str) -> None:
@@ -288,6 +352,9 @@ class Marker(_Named):
     Args:
         domain: its domain.
         name: its name.
+
+    Example:
+        >>> Marker(Domain("training"), "loss is nan").mark()
     """
 
     def mark(self, scope: str = "process") -> None:

@@ -19,7 +19,16 @@ _HAS = {"LAPACK", "PROFILER", "DIST_KVSTORE", "F16C"}
 
 
 class Feature(NamedTuple):
-    """A feature of the build: its name, and whether it is enabled."""
+    """A feature of the build: its name, and whether it is enabled.
+
+    Args:
+        name: such as "CUDA" or "LAPACK".
+        enabled: whether jfit has it here.
+
+    Example:
+        >>> Feature("LAPACK", True)
+        ✔ LAPACK
+    """
 
     name: str
     enabled: bool
@@ -108,22 +117,70 @@ def bulk(size: int) -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------------------ compiled code of users
 def find_lib_path(prefix: str = "libmxnet") -> list[str]:
-    """Return an empty list: there is no compiled library."""
+    """Return an empty list: there is no compiled library.
+
+    Args:
+        prefix: accepted and ignored.
+
+    Returns:
+        [].
+
+    Example:
+        >>> find_lib_path()
+        []
+    """
     return []
 
 
 def find_include_path(*_: Any) -> str:
-    """Return an empty text: there are no header files."""
+    """Return an empty text: there are no header files.
+
+    Args:
+        _: accepted and ignored.
+
+    Returns:
+        ''.
+
+    Example:
+        >>> find_include_path()
+        ''
+    """
     return ""
 
 
 def load(path: str, verbose: bool = True) -> NoReturn:
-    """Raise an MXNetError: libraries of compiled operators are made for MXNet's library."""
+    """Raise an MXNetError: libraries of compiled operators are made for MXNet's library.
+
+    Args:
+        path: path of the library.
+        verbose: accepted and ignored.
+
+    Raises:
+        MXNetError: always; it names `mx.operator.CustomOp`, with which operators are written in Python.
+
+    Example:
+        >>> load("operators.so")
+        Traceback (most recent call last):
+        jfit.mxnet.errors.MXNetError: 'operators.so' cannot be loaded: ...
+    """
     raise MXNetError(f"{path!r} cannot be loaded: it is made for MXNet's library; write the operator with mx.operator.CustomOp")
 
 
 class CudaModule:
-    """CUDA source code of a user, which raises an MXNetError here: write the kernel with `jax.experimental.pallas`."""
+    """CUDA source code of a user, which raises an MXNetError here: write the kernel with `jax.experimental.pallas`.
+
+    Args:
+        source: CUDA source code.
+        options, exports: accepted and ignored.
+
+    Raises:
+        MXNetError: always.
+
+    Example:
+        >>> CudaModule("__global__ void axpy() {}")
+        Traceback (most recent call last):
+        jfit.mxnet.errors.MXNetError: jfit does not compile CUDA source code; ...
+    """
 
     def __init__(self, source: str, options: Any = (), exports: Any = ()) -> None:
         raise MXNetError("jfit does not compile CUDA source code; write the kernel with jax.experimental.pallas")

@@ -56,17 +56,40 @@ Tolerance = float | Mapping[Any, float] | None
 
 # ------------------------------------------------------------------------------------------------ contexts and tolerances
 def default_context() -> Context:
-    """Return the context of the checks, `mx.current_context()`."""
+    """Return the context of the checks, `mx.current_context()`.
+
+    Returns:
+        Context.
+
+    Example:
+        >>> default_context() == current_context()
+        True
+    """
     return current_context()
 
 
 def set_default_context(ctx: Context) -> None:
-    """Set the context of this thread outside of all `with ctx:` blocks, cpu(0) at first."""
+    """Set the context of this thread outside of all `with ctx:` blocks, cpu(0) at first.
+
+    Args:
+        ctx: the context.
+
+    Example:
+        >>> set_default_context(Context("cpu", 0))
+    """
     set_default(ctx)
 
 
 def default_dtype() -> type:
-    """Return the dtype of random inputs, float32."""
+    """Return the dtype of random inputs, float32.
+
+    Returns:
+        `numpy.float32`.
+
+    Example:
+        >>> default_dtype().__name__
+        'float32'
+    """
     return np.float32
 
 
@@ -76,22 +99,57 @@ def _by_dtype(float16: float, float32: float, float64: float) -> dict[np.dtype, 
 
 
 def default_rtols() -> dict[np.dtype, float]:
-    """Return the relative tolerance of each dtype: 1e-2, 1e-4, 1e-5 for 16, 32 and 64 bits; 0 for integers."""
+    """Return the relative tolerance of each dtype: 1e-2, 1e-4, 1e-5 for 16, 32 and 64 bits; 0 for integers.
+
+    Returns:
+        Dict dtype -> tolerance.
+
+    Example:
+        >>> default_rtols()[np.dtype("float32")]
+        0.0001
+    """
     return _by_dtype(1e-2, 1e-4, 1e-5)
 
 
 def default_atols() -> dict[np.dtype, float]:
-    """Return the absolute tolerance of each dtype: 1e-1, 1e-3, 1e-20 for 16, 32 and 64 bits; 0 for integers."""
+    """Return the absolute tolerance of each dtype: 1e-1, 1e-3, 1e-20 for 16, 32 and 64 bits; 0 for integers.
+
+    Returns:
+        Dict dtype -> tolerance.
+
+    Example:
+        >>> default_atols()[np.dtype("float32")]
+        0.001
+    """
     return _by_dtype(1e-1, 1e-3, 1e-20)
 
 
 def default_numeric_eps() -> dict[np.dtype, float]:
-    """Return the step of finite differences of each float dtype: 2**-6, 2**-9, 2**-14 for 16, 32 and 64 bits."""
+    """Return the step of finite differences of each float dtype: 2**-6, 2**-9, 2**-14 for 16, 32 and 64 bits.
+
+    Returns:
+        Dict dtype -> step.
+
+    Example:
+        >>> default_numeric_eps()[np.dtype("float32")] == 2**-9
+        True
+    """
     return {k: v for k, v in _by_dtype(2.0**-6, 2.0**-9, 2.0**-14).items() if v}
 
 
 def effective_dtype(dat: Any) -> np.dtype:
-    """Return the dtype whose tolerances apply to an array: its own; float16 for bfloat16."""
+    """Return the dtype whose tolerances apply to an array: its own; float16 for bfloat16.
+
+    Args:
+        dat: NDArray or NumPy array.
+
+    Returns:
+        `numpy.dtype`.
+
+    Example:
+        >>> effective_dtype(np.zeros(3, "float32"))
+        dtype('float32')
+    """
     dtype = np.dtype(dat.dtype)
     return np.dtype(np.float16) if dtype == jax.numpy.bfloat16 else dtype
 
@@ -103,49 +161,141 @@ def get_tolerance(dat: Any, tol: Tolerance, default_tol: Mapping[np.dtype, float
         dat: the array.
         tol: the tolerance itself, or a dict by dtype; None and missing dtypes mean the default.
         default_tol: defaults by dtype.
+
+    Returns:
+        The tolerance.
+
+    Example:
+        >>> get_tolerance(np.zeros(3, "float32"), {np.dtype("float16"): 0.1}, default_rtols())
+        0.0001
     """
     if isinstance(tol, numbers.Number):
         return tol  # type: ignore[return-value]
-    dtype, known = effective_dtype(dat), dict(tol or {})  # type: ignore[arg-type]
+    dtype, known = effective_dtype(dat), tol if isinstance(tol, Mapping) else {}
     return known.get(dtype, default_tol[dtype])
 
 
 def get_tols(x: Any, y: Any, rtol: Tolerance, atol: Tolerance) -> tuple[float, float]:
-    """Return (rtol, atol) for a comparison of two arrays: the larger ones of the two."""
+    """Return (rtol, atol) for a comparison of two arrays: the larger ones of the two.
+
+    Args:
+        x: NDArray, NumPy array or number.
+        y: NDArray, NumPy array or number.
+        rtol, atol: relative and absolute tolerance: numbers, dicts by dtype, or None for the defaults.
+
+    Returns:
+        (rtol, atol).
+
+    Example:
+        >>> get_tols(np.zeros(3, "float32"), np.zeros(3, "float16"), None, 0.5)
+        (0.01, 0.5)
+    """
     pair = [v if hasattr(v, "dtype") else np.asarray(v) for v in (x, y)]
     rtols, atols = default_rtols(), default_atols()
     return max(get_tolerance(v, rtol, rtols) for v in pair), max(get_tolerance(v, atol, atols) for v in pair)
 
 
 def get_atol(atol: float | None = None, dtype: Any = np.float64) -> float:
-    """Return `atol`, or if it is None the absolute tolerance of a dtype."""
+    """Return `atol`, or if it is None the absolute tolerance of a dtype.
+
+    Args:
+        atol: the tolerance, or None.
+        dtype: dtype of the default.
+
+    Returns:
+        The tolerance.
+
+    Example:
+        >>> get_atol(), get_atol(0.5)
+        (1e-20, 0.5)
+    """
     return default_atols()[np.dtype(dtype)] if atol is None else atol
 
 
 def get_rtol(rtol: float | None = None, dtype: Any = np.float64) -> float:
-    """Return `rtol`, or if it is None the relative tolerance of a dtype."""
+    """Return `rtol`, or if it is None the relative tolerance of a dtype.
+
+    Args:
+        rtol: the tolerance, or None.
+        dtype: dtype of the default.
+
+    Returns:
+        The tolerance.
+
+    Example:
+        >>> get_rtol(), get_rtol(0.5)
+        (1e-05, 0.5)
+    """
     return default_rtols()[np.dtype(dtype)] if rtol is None else rtol
 
 
 def get_etol(etol: float | None = None) -> float:
-    """Return the share of values that may be wrong, by default 0."""
+    """Return the fraction of values that may be wrong: `etol`, or 0 if it is None.
+
+    Args:
+        etol: the fraction, or None.
+
+    Returns:
+        The fraction.
+
+    Example:
+        >>> get_etol(), get_etol(0.01)
+        (0, 0.01)
+    """
     return 0 if etol is None else etol
 
 
 # ------------------------------------------------------------------------------------------------ random and special arrays
 def random_arrays(*shapes: tuple[int, ...]) -> Any:
-    """Draw float32 arrays from the standard normal distribution; one array, or a list if there are several shapes."""
+    """Draw float32 arrays from the standard normal distribution; one array, or a list if there are several shapes.
+
+    Args:
+        shapes: a shape for each array.
+
+    Returns:
+        NumPy array, or list of them.
+
+    Example:
+        >>> a, b = random_arrays((2, 3), (4,))
+        >>> a.shape, b.shape
+        ((2, 3), (4,))
+    """
     arrays = [np.asarray(np.random.randn(*s), np.float32) for s in shapes]
     return arrays[0] if len(arrays) == 1 else arrays
 
 
 def random_uniform_arrays(*shapes: tuple[int, ...], low: float = 0.0, high: float = 1.0, dtype: Any = np.float32) -> list[Any]:
-    """Draw a list of arrays from the uniform distribution over [low, high)."""
+    """Draw a list of arrays from the uniform distribution over [low, high).
+
+    Args:
+        shapes: a shape for each array.
+        low, high: bounds of the values.
+        dtype: dtype of the arrays.
+
+    Returns:
+        List of NumPy arrays.
+
+    Example:
+        >>> [a.shape for a in random_uniform_arrays((2, 3), (4,), high=0.5)]
+        [(2, 3), (4,)]
+    """
     return [np.random.uniform(low, high, size=s).astype(dtype) for s in shapes]
 
 
 def random_sample(population: Any, k: int) -> Any:
-    """Return k entries of a sequence in random order, without replacement."""
+    """Return k entries of a sequence in random order, without replacement.
+
+    Args:
+        population: list, or NumPy array.
+        k: number of entries, at most as many as there are.
+
+    Returns:
+        The entries, in a sequence of the same type.
+
+    Example:
+        >>> sorted(random_sample([1, 2, 3], 3))
+        [1, 2, 3]
+    """
     assert 0 <= k <= len(population)
     shuffled = population[:]
     np.random.shuffle(shuffled)
@@ -153,12 +303,36 @@ def random_sample(population: Any, k: int) -> Any:
 
 
 def rand_shape_2d(dim0: int = 10, dim1: int = 10, allow_zero_size: bool = False) -> tuple[int, int]:
-    """Draw a shape of two axes; each size is between 1 (0 with `allow_zero_size`) and its argument."""
+    """Draw a shape of two axes; each size is between 1 (0 with `allow_zero_size`) and its argument.
+
+    Args:
+        dim0, dim1: largest size of each axis.
+        allow_zero_size: whether sizes may be 0.
+
+    Returns:
+        The shape.
+
+    Example:
+        >>> len(rand_shape_2d(3, 4))
+        2
+    """
     return _rand_sizes((dim0, dim1), allow_zero_size)
 
 
 def rand_shape_3d(dim0: int = 10, dim1: int = 10, dim2: int = 10, allow_zero_size: bool = False) -> tuple[int, int, int]:
-    """Draw a shape of three axes; each size is between 1 (0 with `allow_zero_size`) and its argument."""
+    """Draw a shape of three axes; each size is between 1 (0 with `allow_zero_size`) and its argument.
+
+    Args:
+        dim0, dim1, dim2: largest size of each axis.
+        allow_zero_size: whether sizes may be 0.
+
+    Returns:
+        The shape.
+
+    Example:
+        >>> len(rand_shape_3d())
+        3
+    """
     return _rand_sizes((dim0, dim1, dim2), allow_zero_size)
 
 
@@ -167,12 +341,38 @@ def _rand_sizes(most: Sequence[int], allow_zero_size: bool) -> Any:
 
 
 def rand_shape_nd(num_dim: int, dim: int = 10, allow_zero_size: bool = False) -> tuple[int, ...]:
-    """Draw a shape of `num_dim` axes; each size is between 1 (0 with `allow_zero_size`) and `dim`."""
+    """Draw a shape of `num_dim` axes; each size is between 1 (0 with `allow_zero_size`) and `dim`.
+
+    Args:
+        num_dim: number of axes.
+        dim: largest size of an axis.
+        allow_zero_size: whether sizes may be 0.
+
+    Returns:
+        The shape.
+
+    Example:
+        >>> len(rand_shape_nd(4))
+        4
+    """
     return tuple(np.random.randint(0 if allow_zero_size else 1, dim + 1, size=num_dim))
 
 
 def rand_coord_2d(x_low: int, x_high: int, y_low: int, y_high: int) -> tuple[Any, Any]:
-    """Draw a pair of integers, x_low <= x < x_high and y_low <= y < y_high."""
+    """Draw a pair of integers, x_low <= x < x_high and y_low <= y < y_high.
+
+    Args:
+        x_low, x_high: bounds of x.
+        y_low, y_high: bounds of y.
+
+    Returns:
+        (x, y).
+
+    Example:
+        >>> x, y = rand_coord_2d(0, 2, 5, 6)
+        >>> int(y)
+        5
+    """
     return np.random.randint(x_low, x_high, dtype=np.int64), np.random.randint(y_low, y_high, dtype=np.int64)
 
 
@@ -209,7 +409,7 @@ def rand_sparse_ndarray(
     Args:
         shape: its shape, for "csr" of two axes.
         stype: "csr" or "row_sparse".
-        density: share of stored values ("csr") or probability that a row is stored ("row_sparse"); drawn by default.
+        density: fraction of stored values ("csr") or probability that a row is stored ("row_sparse"); drawn by default.
         dtype: float32 by default.
         distribution: "uniform"; MXNet's "powerlaw" is not supported.
         data_init: value of all stored entries, instead of random ones.
@@ -223,6 +423,11 @@ def rand_sparse_ndarray(
 
     Raises:
         ValueError: the density is not in [0, 1].
+
+    Example:
+        >>> array, (values, rows) = rand_sparse_ndarray((4, 2), "row_sparse", rsp_indices=[0, 3])
+        >>> values.shape, rows.tolist()
+        ((2, 2), [0, 3])
     """
     assert distribution in (None, "uniform"), f"distribution is {distribution!r}; jfit draws uniform sparse arrays only"
     density = np.random.rand() if density is None else density
@@ -231,7 +436,7 @@ def rand_sparse_ndarray(
         assert len(shape) == 2
         if not 0 <= density <= 1:
             raise ValueError(f"density has to be between 0 and 1, found {density}")
-        csr = _uniform_csr(*shape, density, dtype, data_init, shuffle_csr_indices)
+        csr = _uniform_csr(shape, density, dtype, data_init, shuffle_csr_indices)
         return csr, (csr.indptr, csr.indices, csr.data)
     assert stype == "row_sparse", f"unknown storage type {stype!r}"
     if rsp_indices is None:
@@ -249,28 +454,56 @@ def rand_sparse_ndarray(
     return sparse.row_sparse_array((values, indices), tuple(shape), dtype=dtype), (values, indices)
 
 
-def _uniform_csr(rows: int, columns: int, density: float, dtype: Any, value: float | None, shuffle: bool) -> Any:
+def _uniform_csr(shape: Sequence[int], density: float, dtype: Any, value: float | None, shuffle: bool) -> Any:
     import scipy.sparse
 
-    csr = scipy.sparse.rand(rows, columns, density, dtype=dtype, format="csr")
+    csr: Any = scipy.sparse.rand(shape[0], shape[1], density, dtype=dtype, format="csr")
     if value is not None:
         csr.data.fill(value)
     if shuffle:
         shuffle_csr_column_indices(csr)
-    return sparse.csr_matrix((csr.data, csr.indices, csr.indptr), shape=(rows, columns), dtype=dtype)
+    return sparse.csr_matrix((csr.data, csr.indices, csr.indptr), shape=tuple(shape), dtype=dtype)
 
 
 def create_sparse_array(
     shape: Any, stype: str, data_init: Any = None, rsp_indices: Any = None, dtype: Any = None, density: float = 0.5,
     **options: Any,
 ) -> Any:  # fmt: skip
-    """Return the array of `rand_sparse_ndarray`; `rsp_indices` are sorted."""
+    """Return the array of `rand_sparse_ndarray`; `rsp_indices` are sorted.
+
+    Args:
+        shape: its shape.
+        stype: "csr" or "row_sparse".
+        data_init: value of all stored entries, instead of random ones.
+        rsp_indices: indices of the stored rows of "row_sparse", in any order.
+        dtype: float32 by default.
+        density: fraction of stored values ("csr"), or probability that a row is stored ("row_sparse").
+        options: other arguments of `rand_sparse_ndarray`.
+
+    Returns:
+        CSRNDArray or RowSparseNDArray.
+
+    Example:
+        >>> create_sparse_array((3, 2), "row_sparse", data_init=1, rsp_indices=[2, 0]).asnumpy().tolist()
+        [[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
+    """
     rows = None if rsp_indices is None else np.sort(np.asarray(rsp_indices))
     return rand_sparse_ndarray(shape, stype, density, dtype, data_init=data_init, rsp_indices=rows, **options)[0]
 
 
 def shuffle_csr_column_indices(csr: Any) -> None:
-    """Shuffle the column indices of each row of a CSR matrix in place."""
+    """Shuffle the column indices of each row of a CSR matrix in place.
+
+    Args:
+        csr: a `scipy.sparse.csr_matrix`; values keep their places in `data`.
+
+    Example:
+        >>> import scipy.sparse
+        >>> matrix = scipy.sparse.csr_matrix(np.ones((1, 3)))
+        >>> shuffle_csr_column_indices(matrix)
+        >>> sorted(matrix.indices.tolist())
+        [0, 1, 2]
+    """
     for start, stop in itertools.pairwise(csr.indptr):
         columns = np.array(csr.indices[start:stop])
         np.random.shuffle(columns)
@@ -278,29 +511,88 @@ def shuffle_csr_column_indices(csr: Any) -> None:
 
 
 def create_2d_tensor(rows: int, columns: int, dtype: Any = np.int64) -> NDArray:
-    """Return a matrix (rows, columns) whose entries are their row index."""
+    """Return a matrix (rows, columns) whose entries are their row index.
+
+    Args:
+        rows, columns: the shape.
+        dtype: dtype of the entries; int64 becomes int32 unless JAX computes in 64 bits.
+
+    Returns:
+        NDArray (rows, columns).
+
+    Example:
+        >>> create_2d_tensor(2, 3).asnumpy().tolist()
+        [[0, 0, 0], [1, 1, 1]]
+    """
     return function("broadcast_to")(arange(0, rows, dtype=dtype).reshape(rows, 1), shape=(rows, columns))
 
 
 def create_vector(size: int, dtype: Any = np.int64) -> NDArray:
-    """Return the vector 0, 1, ..., size - 1."""
+    """Return the vector 0, 1, ..., size - 1.
+
+    Args:
+        size: number of entries.
+        dtype: dtype of the entries; int64 becomes int32 unless JAX computes in 64 bits.
+
+    Returns:
+        NDArray (size,).
+
+    Example:
+        >>> create_vector(3).asnumpy().tolist()
+        [0, 1, 2]
+    """
     return arange(0, size, dtype=dtype)
 
 
 def get_identity_mat(size: int) -> NDArray:
-    """Return the identity matrix (size, size)."""
+    """Return the identity matrix (size, size).
+
+    Args:
+        size: number of rows and columns.
+
+    Returns:
+        NDArray (size, size), float32.
+
+    Example:
+        >>> get_identity_mat(2).asnumpy().tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
     return eye(size)
 
 
 def assign_each(the_input: np.ndarray, function: Callable[[Any], Any] | None) -> np.ndarray:
-    """Return function(x) of each value x as a float64 array; a copy if there is no function."""
+    """Return function(x) of each value x as a float64 array; a copy if there is no function.
+
+    Args:
+        the_input: NumPy array.
+        function: function of a number, or None.
+
+    Returns:
+        NumPy array of the same shape.
+
+    Example:
+        >>> assign_each(np.array([1, 2]), lambda x: x * x).tolist()
+        [1.0, 4.0]
+    """
     if function is None:
         return np.array(the_input)
     return np.array([function(v) for v in the_input.flat], np.float64).reshape(the_input.shape)
 
 
 def assign_each2(input1: np.ndarray, input2: np.ndarray, function: Callable[[Any, Any], Any] | None) -> np.ndarray:
-    """Return function(x, y) of each pair of values as a float64 array; a copy of the first array if there is no function."""
+    """Return function(x, y) of each pair of values as a float64 array; a copy of the first array if there is no function.
+
+    Args:
+        input1, input2: NumPy arrays of the same shape.
+        function: function of two numbers, or None.
+
+    Returns:
+        NumPy array of the same shape.
+
+    Example:
+        >>> assign_each2(np.array([1, 2]), np.array([3, 4]), lambda x, y: x * y).tolist()
+        [3.0, 8.0]
+    """
     if function is None:
         return np.array(input1)
     assert input1.shape == input2.shape
@@ -308,7 +600,21 @@ def assign_each2(input1: np.ndarray, input2: np.ndarray, function: Callable[[Any
 
 
 def np_reduce(dat: np.ndarray, axis: Any, keepdims: bool, numpy_reduce_func: Callable[..., Any]) -> np.ndarray:
-    """Reduce an array along one axis, several axes or (None) all axes by repeated calls of `numpy_reduce_func(x, axis=i)`."""
+    """Reduce an array along one axis, several axes or (None) all axes by repeated calls of `numpy_reduce_func(x, axis=i)`.
+
+    Args:
+        dat: NumPy array.
+        axis: number of an axis, several of them, or None.
+        keepdims: whether reduced axes are kept with size 1.
+        numpy_reduce_func: function such as `numpy.sum`.
+
+    Returns:
+        NumPy array.
+
+    Example:
+        >>> np_reduce(np.ones((2, 3)), (0, 1), True, np.sum).tolist()
+        [[6.0]]
+    """
     axes = [axis] if isinstance(axis, int) else list(range(dat.ndim) if axis is None else axis)
     result = dat
     for i in sorted(axes, reverse=True):
@@ -317,7 +623,19 @@ def np_reduce(dat: np.ndarray, axis: Any, keepdims: bool, numpy_reduce_func: Cal
 
 
 def collapse_sum_like(a: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Sum an array over its broadcast axes, so that the result has this shape: the gradient of `numpy.broadcast_to`."""
+    """Sum an array over its broadcast axes, so that the result has a given shape: the gradient of `numpy.broadcast_to`.
+
+    Args:
+        a: NumPy array.
+        shape: the shape, which broadcasts to that of the array.
+
+    Returns:
+        NumPy array of this shape.
+
+    Example:
+        >>> collapse_sum_like(np.ones((2, 3)), (1, 3)).tolist()
+        [[2.0, 2.0, 2.0]]
+    """
     extra = a.ndim - len(shape)
     assert extra >= 0
     assert all(s in (1, n) for s, n in zip(shape, a.shape[extra:], strict=True)), f"{shape} does not broadcast to {a.shape}"
@@ -327,14 +645,39 @@ def collapse_sum_like(a: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------ comparisons
 def same(a: Any, b: Any) -> bool:
-    """Return whether two arrays have the same shape and values."""
+    """Return whether two arrays have the same shape and values.
+
+    Args:
+        a, b: NumPy arrays, or what `numpy.asarray` accepts.
+
+    Returns:
+        bool.
+
+    Example:
+        >>> same(np.zeros(2), np.zeros(2)), same(np.zeros(2), np.zeros(3))
+        (True, False)
+    """
     return np.array_equal(a, b)
 
 
 def almost_equal(
     a: Any, b: Any, rtol: float | None = None, atol: float | None = None, equal_nan: bool = False, use_broadcast: bool = True
 ) -> bool:
-    """Return whether |a - b| <= atol + rtol * |b| everywhere; the default tolerances are those of float64."""
+    """Return whether |a - b| <= atol + rtol * |b| everywhere; the default tolerances are those of float64.
+
+    Args:
+        a, b: NumPy arrays.
+        rtol, atol: relative and absolute tolerance.
+        equal_nan: whether nan equals nan.
+        use_broadcast: False also requires equal shapes, with an AssertionError.
+
+    Returns:
+        bool.
+
+    Example:
+        >>> almost_equal(np.array([1.0]), np.array([1.1])), almost_equal(np.array([1.0]), np.array([1.1]), rtol=0.2)
+        (False, True)
+    """
     if not use_broadcast:
         _check_shapes(a, b)
     return np.allclose(a, b, rtol=get_rtol(rtol), atol=get_atol(atol), equal_nan=equal_nan)
@@ -408,14 +751,39 @@ def _difference(
 
 
 def assert_allclose(a: Any, b: Any, rtol: float = 1e-07, atol: float = 0, equal_nan: bool = True) -> None:
-    """Call `assert_almost_equal` with the defaults of `numpy.testing.assert_allclose`."""
+    """Call `assert_almost_equal` with the defaults of `numpy.testing.assert_allclose`.
+
+    Args:
+        a, b: NDArrays, NumPy arrays or numbers.
+        rtol, atol: relative and absolute tolerance.
+        equal_nan: whether nan equals nan.
+
+    Raises:
+        AssertionError: the arrays differ.
+
+    Example:
+        >>> assert_allclose(np.ones(2), np.ones(2))
+    """
     assert_almost_equal(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
 
 def assert_almost_equal_with_err(
     a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, etol: float | None = None, **options: Any
 ) -> None:
-    """Call `assert_almost_equal`, unless at most the share `etol` of the values is wrong."""
+    """Call `assert_almost_equal`, unless at most a fraction `etol` of the values is wrong.
+
+    Args:
+        a, b: NDArrays, NumPy arrays or numbers.
+        rtol, atol: tolerances as in `assert_almost_equal`.
+        etol: the fraction, by default 0.
+        options: other arguments of `assert_almost_equal`.
+
+    Raises:
+        AssertionError: more values are wrong.
+
+    Example:
+        >>> assert_almost_equal_with_err(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 9.0]), etol=0.5)
+    """
     if get_etol(etol):
         tolerances = dict(zip(("rtol", "atol"), get_tols(a, b, rtol, atol), strict=True))
         if np.mean(~np.isclose(_on_host(a), _on_host(b), **tolerances)) <= get_etol(etol):
@@ -426,7 +794,19 @@ def assert_almost_equal_with_err(
 def assert_almost_equal_ignore_nan(
     a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, names: Sequence[str] = ("a", "b")
 ) -> None:
-    """Call `assert_almost_equal` for the values that are nan in neither array."""
+    """Call `assert_almost_equal` for the values that are nan in neither array.
+
+    Args:
+        a, b: NDArrays or NumPy arrays of the same shape.
+        rtol, atol: tolerances as in `assert_almost_equal`.
+        names: names of the two arrays in the message.
+
+    Raises:
+        AssertionError: the arrays differ.
+
+    Example:
+        >>> assert_almost_equal_ignore_nan(np.array([1.0, np.nan]), np.array([1.0, 2.0]))
+    """
     a, b = np.copy(_on_host(a)), np.copy(_on_host(b))
     missing = np.isnan(a) | np.isnan(b)
     a[missing] = b[missing] = 0
@@ -434,7 +814,19 @@ def assert_almost_equal_ignore_nan(
 
 
 def assert_exception(f: Callable[..., Any], exception_type: Any, *args: Any, **kwargs: Any) -> None:
-    """Raise an AssertionError unless f(*args, **kwargs) raises an exception of this type."""
+    """Raise an AssertionError unless f(*args, **kwargs) raises an exception of this type.
+
+    Args:
+        f: the function.
+        exception_type: class of the exception.
+        args, kwargs: arguments of the call.
+
+    Raises:
+        AssertionError: it raised no exception; one of another type is not caught.
+
+    Example:
+        >>> assert_exception(int, ValueError, "two")
+    """
     try:
         f(*args, **kwargs)
     except exception_type:
@@ -443,7 +835,19 @@ def assert_exception(f: Callable[..., Any], exception_type: Any, *args: Any, **k
 
 
 def same_array(array1: NDArray, array2: NDArray) -> bool:
-    """Return whether a write into the first array changes the second one."""
+    """Return whether a write into the first array changes the second one.
+
+    Args:
+        array1, array2: NDArrays of the same shape; their values are the same afterwards.
+
+    Returns:
+        bool.
+
+    Example:
+        >>> x = zeros((2, 3))
+        >>> same_array(x, x), same_array(x, x.copy())
+        (True, False)
+    """
     array1[:] += 1
     shared = same(array1.asnumpy(), array2.asnumpy())
     array1[:] -= 1
@@ -451,7 +855,18 @@ def same_array(array1: NDArray, array2: NDArray) -> bool:
 
 
 def compare_ndarray_tuple(t1: Any, t2: Any, rtol: Tolerance = None, atol: Tolerance = None) -> None:
-    """Call `assert_almost_equal` for two arrays, or for each pair of two nested tuples; None is not compared."""
+    """Call `assert_almost_equal` for two arrays, or for each pair of two nested tuples; None is not compared.
+
+    Args:
+        t1, t2: NDArrays, nested tuples of them, or None.
+        rtol, atol: tolerances as in `assert_almost_equal`.
+
+    Raises:
+        AssertionError: two arrays differ.
+
+    Example:
+        >>> compare_ndarray_tuple((zeros(2), None), (zeros(2), None))
+    """
     if t1 is None or t2 is None:
         return
     if not isinstance(t1, tuple):
@@ -477,6 +892,10 @@ def compare_optimizer(
 
     Raises:
         AssertionError: the weights or states differ.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> compare_optimizer(mx.optimizer.SGD(momentum=0), mx.optimizer.SGD(), (3, 4), "float32")
     """
 
     def draw(sizes: Any, stype: str, density: float | None) -> tuple[Any, Any]:
@@ -501,7 +920,19 @@ def compare_optimizer(
 
 
 def same_symbol_structure(sym1: Symbol, sym2: Symbol) -> bool:
-    """Return whether the nodes of two graphs call the same operators, in order."""
+    """Return whether the nodes of two graphs call the same operators, in order.
+
+    Args:
+        sym1, sym2: the symbols.
+
+    Returns:
+        bool.
+
+    Example:
+        >>> x, y = Variable("x"), Variable("y")
+        >>> same_symbol_structure(x + y, y + x), same_symbol_structure(x + y, x * y)
+        (True, False)
+    """
     nodes = (json.loads(sym.tojson())["nodes"] for sym in (sym1, sym2))
     return all(a["op"] == b["op"] for a, b in zip(*nodes, strict=False))
 
@@ -513,6 +944,15 @@ def simple_forward(sym: Symbol, ctx: Context | None = None, is_train: bool = Fal
     Example:
         >>> simple_forward(Variable("x") * 2, x=np.ones(2)).tolist()
         [2.0, 2.0]
+
+    Args:
+        sym: the symbol.
+        ctx: device; the current context by default.
+        is_train: whether operators compute in training mode.
+        inputs: value of each argument.
+
+    Returns:
+        NumPy array, or list of them.
     """
     outputs = sym.bind(ctx or default_context(), {k: array(v) for k, v in inputs.items()}).forward(is_train=is_train)
     values = [x.asnumpy() for x in outputs]
@@ -671,6 +1111,11 @@ def numeric_grad(
 
     Returns:
         Gradients by name.
+
+    Example:
+        >>> executor = (Variable("x") ** 2).simple_bind(default_context(), x=(1,))
+        >>> round(float(numeric_grad(executor, {"x": np.array([3.0])}, eps=0.5)["x"][0]), 3)
+        6.0
     """
     dtype, grads = _computed_in(dtype), {k: np.zeros(v.shape, _computed_in(dtype)) for k, v in location.items()}
     for name, value in location.items():
@@ -771,6 +1216,10 @@ def check_speed(
 
     Raises:
         ValueError: `typ` is another one.
+
+    Example:
+        >>> check_speed(Variable("x") * 2, x=(2, 3), N=1) > 0
+        True
     """
     if typ not in ("whole", "forward"):
         raise ValueError(f"typ is {typ!r}; expected 'whole' or 'forward'")
@@ -819,6 +1268,11 @@ def check_consistency(
 
     Raises:
         AssertionError: an output or a gradient differs.
+
+    Example:
+        >>> contexts = [{"ctx": default_context(), "x": (2, 3), "type_dict": {"x": t}} for t in (np.float16, np.float32)]
+        >>> sorted(check_consistency(Variable("x") * 2, contexts))[-1]
+        'x'
     """
     assert len(ctx_list) > 1
     symbols = [sym] * len(ctx_list) if isinstance(sym, Symbol) else list(sym)
@@ -834,7 +1288,8 @@ def check_consistency(
         for name, bound in (executor.arg_dict | executor.aux_dict).items():
             bound[:] = arg_params[name] if name in arg_params else aux_params.setdefault(name, 0)
         for grad in executor.grad_arrays if grad_req == "add" else ():
-            grad[:] = 0
+            if grad is not None:
+                grad[:] = 0
         executor.forward(is_train=False)
     best = int(np.argmax([np.dtype(e.outputs[0].dtype).itemsize for e in executors]))
 
@@ -850,9 +1305,9 @@ def check_consistency(
                 low = [
                     min((v.dtype, executors[k].outputs[0].dtype), key=_itemsize) for v, k in zip(pair, (i, best), strict=True)
                 ]
-                tols = get_tols(*(np.zeros((), t) for t in low), rtol, atol)
+                tols = get_tols(np.zeros((), low[0]), np.zeros((), low[1]), rtol, atol)
                 try:
-                    assert_almost_equal(*pair, *tols, equal_nan=equal_nan)
+                    assert_almost_equal(pair[0], pair[1], tols[0], tols[1], equal_nan=equal_nan)
                 except AssertionError as error:
                     print(f"{mode} Err: ctx {i} vs ctx {best} at {name}: {error}")
                     if raise_on_err:
@@ -879,19 +1334,57 @@ def _itemsize(dtype: Any) -> int:
 
 # ------------------------------------------------------------------------------------------------ random generators
 def gen_buckets_probs_with_ppf(ppf: Callable[[float], float], nbuckets: int) -> tuple[list[Any], list[float]]:
-    """Return `nbuckets` intervals of equal probability and these probabilities, from a quantile function."""
+    """Return `nbuckets` intervals of equal probability and these probabilities, from a quantile function.
+
+    Args:
+        ppf: quantile function of a distribution, such as `scipy.stats.norm.ppf`.
+        nbuckets: number of intervals.
+
+    Returns:
+        List of (low, high), and list of probabilities.
+
+    Example:
+        >>> gen_buckets_probs_with_ppf(lambda p: 10 * p, 2)
+        ([(0.0, 5.0), (5.0, 10.0)], [0.5, 0.5])
+    """
     assert nbuckets > 0
     edges = [ppf(i / float(nbuckets)) for i in range(nbuckets + 1)]
     return list(itertools.pairwise(edges)), [1.0 / nbuckets] * nbuckets
 
 
 def mean_check(generator: Callable[[int], Any], mu: float, sigma: float, nsamples: int = 1000000) -> bool:
-    """Return whether |mean of generator(n) - mu| < 3 sigma / sqrt(n)."""
+    """Return whether |mean of generator(n) - mu| < 3 sigma / sqrt(n).
+
+    Args:
+        generator: function of the number of samples.
+        mu, sigma: mean and standard deviation of the distribution.
+        nsamples: n, the number of samples.
+
+    Returns:
+        bool.
+
+    Example:
+        >>> mean_check(lambda n: np.tile([0.0, 2.0], n // 2), mu=1, sigma=1, nsamples=100)
+        True
+    """
     return bool(abs(np.mean(np.array(generator(nsamples))) - mu) < 3 * sigma / np.sqrt(nsamples))
 
 
 def var_check(generator: Callable[[int], Any], sigma: float, nsamples: int = 1000000) -> bool:
-    """Return whether |variance of generator(n) - sigma²| < 3 sqrt(2 sigma⁴ / (n - 1))."""
+    """Return whether |variance of generator(n) - sigma²| < 3 sqrt(2 sigma⁴ / (n - 1)).
+
+    Args:
+        generator: function of the number of samples.
+        sigma: standard deviation of the distribution.
+        nsamples: n, the number of samples.
+
+    Returns:
+        bool.
+
+    Example:
+        >>> var_check(lambda n: np.tile([0.0, 2.0], n // 2), sigma=1, nsamples=100)
+        True
+    """
     variance = np.var(np.array(generator(nsamples)), ddof=1)
     return bool(abs(variance - sigma**2) < 3 * np.sqrt(2 * sigma**4 / (nsamples - 1)))
 
@@ -909,6 +1402,11 @@ def chi_square_check(
 
     Returns:
         (p value, observed counts, expected counts).
+
+    Example:
+        >>> p, observed, expected = chi_square_check(lambda n: np.tile([0, 1], n // 2), [0, 1], [0.5, 0.5], nsamples=100)
+        >>> float(p), observed.tolist(), expected.tolist()
+        (1.0, [50, 50], [50, 50])
     """
     from scipy import stats
 
@@ -929,10 +1427,27 @@ def verify_generator(
     generator: Any, buckets: list, probs: Any, nsamples: int = 10**6, nrepeat: int = 5, success_rate: float = 0.2,
     alpha: float = 0.05,
 ) -> list[float]:  # fmt: skip
-    """Repeat `chi_square_check`, and return its p values.
+    """Repeat `chi_square_check`, and check that enough of its p values are large.
 
     Raises:
         AssertionError: fewer than nrepeat * success_rate of them are above `alpha`.
+
+    Args:
+        generator: function of the number of samples.
+        buckets: list of intervals (low, high) in ascending order, or of values.
+        probs: probability of each.
+        nsamples: number of samples of each repetition.
+        nrepeat: number of repetitions.
+        success_rate: fraction of the p values that have to be above `alpha`.
+        alpha: the limit of a p value.
+
+    Returns:
+        The p values.
+
+    Example:
+        >>> p = verify_generator(lambda n: np.tile([0, 1], n // 2), [0, 1], [0.5, 0.5], nsamples=100, nrepeat=2)
+        >>> [float(v) for v in p]
+        [1.0, 1.0]
     """
     results = [chi_square_check(generator, buckets, probs, nsamples) for _ in range(nrepeat)]
     p = [r[0] for r in results]
@@ -956,6 +1471,11 @@ def download(url: str, fname: str | None = None, dirname: str | None = None, ove
 
     Raises:
         FileNotFoundError: there is no such file: jfit does not download; the message has the address and the path.
+
+    Example:
+        >>> open("train.csv", "w").close()
+        >>> download("https://example.com/data/train.csv")
+        'train.csv'
     """
     path = os.path.join(dirname or "", fname or url.split("/")[-1])
     if not os.path.exists(path):
@@ -981,6 +1501,10 @@ def get_mnist() -> dict[str, np.ndarray]:
 
     Raises:
         FileNotFoundError: a file is missing.
+
+    Example:
+        >>> get_mnist()["train_data"].shape  # doctest: +SKIP
+        (60000, 1, 28, 28)
     """
     result: dict[str, np.ndarray] = {}
     for part, stem in _MNIST.items():
@@ -991,7 +1515,22 @@ def get_mnist() -> dict[str, np.ndarray]:
 
 
 def get_mnist_iterator(batch_size: int, input_shape: Sequence[int], num_parts: int = 1, part_index: int = 0) -> Any:
-    """Return (training iterator, validation iterator) over MNIST; images are flat unless `input_shape` has three axes."""
+    """Return iterators over the training and validation images of MNIST, read from its four IDX files.
+
+    Args:
+        batch_size: number of images of a batch.
+        input_shape: shape of an image; one of three axes, (1, 28, 28), is kept, others are flat.
+        num_parts, part_index: number of parts of the data, and the one to read.
+
+    Returns:
+        (training iterator, validation iterator).
+
+    Raises:
+        FileNotFoundError: a file is missing in the current folder and in `data`.
+
+    Example:
+        >>> train, valid = get_mnist_iterator(100, (784,))  # doctest: +SKIP
+    """
     options = {"input_shape": input_shape, "batch_size": batch_size, "flat": len(input_shape) != 3}
     options |= {"num_parts": num_parts, "part_index": part_index}
     return tuple(
@@ -1006,14 +1545,32 @@ def get_mnist_iterator(batch_size: int, input_shape: Sequence[int], num_parts: i
 
 
 def get_mnist_ubyte() -> None:
-    """Check that the four IDX files of MNIST exist, in the current folder or in `data`; a missing one raises an error."""
+    """Check that the four IDX files of MNIST exist, in the current folder or in `data`.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+
+    Example:
+        >>> get_mnist_ubyte()
+        Traceback (most recent call last):
+        FileNotFoundError: 'data/train-images-idx3-ubyte.gz' does not exist, ...
+    """
     for stem in _MNIST.values():
         _mnist_file(f"{stem}-images-idx3-ubyte")
         _mnist_file(f"{stem}-labels-idx1-ubyte")
 
 
 def get_cifar10() -> None:
-    """Check that the record files of CIFAR-10 exist in `data/cifar`; a missing one raises an error."""
+    """Check that the record files of CIFAR-10 exist in `data/cifar`.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+
+    Example:
+        >>> get_cifar10()
+        Traceback (most recent call last):
+        FileNotFoundError: 'data/cifar/train.rec' does not exist, ...
+    """
     for name in ("train.rec", "test.rec", "train.lst", "test.lst"):
         download("http://data.mxnet.io/mxnet/data/cifar10.zip", name, "data/cifar")
 
@@ -1023,6 +1580,17 @@ def get_im2rec_path(home_env: str = "MXNET_HOME") -> str:
 
     Raises:
         OSError: there is none; `mx.recordio` writes record files.
+
+    Args:
+        home_env: name of the environment variable.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> get_im2rec_path("NO_SUCH_FOLDER")
+        Traceback (most recent call last):
+        OSError: Could not find path to tools/im2rec.py: ...
     """
     home = os.environ.get(home_env, "")
     for path in (os.path.join(home, "tools", "im2rec.py"), os.path.join(home, "..", "..", "tools", "im2rec.py")):
@@ -1052,7 +1620,24 @@ class DummyIter(DataIter):
 
 # ------------------------------------------------------------------------------------------------ the process
 def retry(n: int) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Return a decorator that calls a test up to n times, until it raises no AssertionError."""
+    """Return a decorator that calls a test up to n times, until it raises no AssertionError.
+
+    Args:
+        n: number of calls, at least 1.
+
+    Returns:
+        The decorator.
+
+    Example:
+        >>> attempts = []
+        >>> @retry(3)
+        ... def test():
+        ...     attempts.append(1)
+        ...     assert len(attempts) == 2
+        >>> test()
+        >>> len(attempts)
+        2
+    """
     assert n > 0
 
     def decorate(test: Callable[..., Any]) -> Callable[..., None]:
@@ -1072,7 +1657,12 @@ def retry(n: int) -> Callable[[Callable[..., Any]], Callable[..., None]]:
 
 @contextlib.contextmanager
 def discard_stderr() -> Iterator[None]:
-    """Context manager that discards what the process writes to its standard error."""
+    """Context manager that discards what the process writes to its standard error.
+
+    Example:
+        >>> with discard_stderr():
+        ...     print("a warning", file=sys.stderr)
+    """
     try:
         number = sys.stderr.fileno()
     except (AttributeError, OSError):  # a stream without a file
@@ -1093,6 +1683,14 @@ def environment(*args: Any) -> Iterator[None]:
     """Context manager that sets environment variables: `environment(name, value)` or `environment({name: value, ...})`.
 
     The value None removes the variable.  The earlier values return at the end of the block.
+
+    Args:
+        args: name and value, or a dict.
+
+    Example:
+        >>> with environment("MXNET_HOME", "data"):
+        ...     os.environ["MXNET_HOME"]
+        'data'
     """
     wanted = dict(args[0]) if len(args) == 1 else {args[0]: args[1]}
     before = {name: os.environ.get(name) for name in wanted}
@@ -1107,22 +1705,55 @@ def environment(*args: Any) -> Iterator[None]:
 
 
 def list_gpus() -> range:
-    """Return the numbers of the GPUs of this process."""
+    """Return the numbers of the GPUs of this process.
+
+    Returns:
+        range.
+
+    Example:
+        >>> len(list_gpus()) == num_gpus()
+        True
+    """
     return range(num_gpus())
 
 
 def is_cd_run() -> bool:
-    """Return whether the environment variable CD_JOB is 1."""
+    """Return whether the environment variable CD_JOB is 1.
+
+    Returns:
+        bool.
+
+    Example:
+        >>> with environment("CD_JOB", "1"):
+        ...     is_cd_run()
+        True
+    """
     return os.environ.get("CD_JOB") == "1"
 
 
 def is_aarch64_run() -> bool:
-    """Return whether the processor is an ARM processor of 64 bits."""
+    """Return whether the processor is an ARM processor of 64 bits.
+
+    Returns:
+        bool.
+
+    Example:
+        >>> is_aarch64_run() == (platform.machine() == "aarch64")
+        True
+    """
     return platform.machine() == "aarch64"
 
 
 def is_op_runnable() -> bool:
-    """Return True: every operator runs on every device."""
+    """Return True: every operator runs on every device.
+
+    Returns:
+        True.
+
+    Example:
+        >>> is_op_runnable()
+        True
+    """
     return True
 
 

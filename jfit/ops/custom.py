@@ -45,6 +45,7 @@ class Host(Protocol):
     outputs: tuple[str, ...]
     states: tuple[str, ...]  # auxiliary states
     head: bool  # True for an output head: `backward` ignores the cotangents, such as in SoftmaxOutput
+    hint: str  # first part of automatic names, such as "custom"
 
     def shapes(self, ins: list[MaybeShape]) -> tuple[list[MaybeShape], list[MaybeShape], list[MaybeShape]]:
         """Return (input shapes, output shapes, shapes of auxiliary states)."""
@@ -114,6 +115,7 @@ def _cached_record(kind: str, factory: Callable[[dict[str, str]], Host], args: t
         kind="head" if host.head else "plain",
         label="label" if host.head and "label" in host.arguments else None,
         family="custom",
+        hint=host.hint,
     )
 
 

@@ -175,9 +175,19 @@ def _cast(ctx, attrs, data):
     return data.astype(dtype_of(attrs.dtype))
 
 
-for cast_name, cast_aliases, kinds in (("Cast", ("cast", "_npx_cast"), CAST_TO), ("amp_cast", (), CAST_TO_NUMBERS)):
-    record: dict[str, Any] = {"fill": same_shape, "types": dtype_attr_types, "layout": "any"}
-    operator(cast_name, attrs={"dtype": choice(*kinds)}, aliases=cast_aliases, **record)(_cast)
+_CAST: dict[str, Any] = {"fill": same_shape, "layout": "any"}
+operator("Cast", attrs={"dtype": choice(*CAST_TO)}, aliases=("cast", "_npx_cast"), types=dtype_attr_types, **_CAST)(_cast)
+
+
+def _amp_cast_types(attrs, ins):
+    small = [DTYPES[name] for name in ("float16", "bfloat16", "float32")]
+    return ins, [None if ins[0] is None else DTYPES[attrs.dtype] if np.dtype(ins[0]) in small else ins[0]]
+
+
+@operator("amp_cast", attrs={"dtype": choice(*CAST_TO_NUMBERS)}, types=_amp_cast_types, **_CAST)
+def amp_cast(ctx, attrs, data):
+    """y = x in another dtype if x is a float of 16 or 32 bits, else y = x."""
+    return data.astype(_amp_cast_types(attrs, [data.dtype])[1][0])
 
 
 # ----------------------------------------------------------------------------------------------------

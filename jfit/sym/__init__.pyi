@@ -1301,11 +1301,11 @@ def all_finite(data: Symbol | None = None, init_output: bool = True, *, name: st
 
 @overload
 def amp_cast(data: Symbol | None = None, *, dtype: Literal['bfloat16', 'float16', 'float32', 'float64', 'int32', 'int64', 'int8', 'uint8'] | _DType, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = x in another dtype; the gradient is cast back, and is 0 for integers."""
+    """y = x in another dtype if x is a float of 16 or 32 bits, else y = x."""
 
 @overload
 def amp_cast(data: Symbol, dtype: Literal['bfloat16', 'float16', 'float32', 'float64', 'int32', 'int64', 'int8', 'uint8'] | _DType, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = x in another dtype; the gradient is cast back, and is 0 for integers."""
+    """y = x in another dtype if x is a float of 16 or 32 bits, else y = x."""
 
 def amp_multicast(*args: Symbol, num_outputs: int = ..., cast_narrow: bool = False, name: str | None = None, attr: Mapping[str, str] | None = None, **kwargs: Symbol) -> Symbol:
     """yᵢ = xᵢ cast to the widest float dtype among all xᵢ, the narrowest with cast_narrow; integers are unchanged."""

@@ -2,6 +2,8 @@
 
 import importlib
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -60,3 +62,25 @@ def test_mx_base_has_the_error_classes_and_their_conversion():
         assert issubclass(getattr(mx.base, name), mx.base.MXNetError)
     with pytest.raises(mx.base.MissingFile), mx.base.translated():
         raise FileNotFoundError("no such file")
+
+
+@pytest.mark.slow
+def test_any_module_may_be_the_first_that_a_script_uses():
+    # each in a fork of a process that has used none of them
+    program = """
+import os, jax, jfit.mx as mx
+from jfit.mx._modules import TABLE
+for path in TABLE:
+    if "." not in path and not os.fork():
+        try:
+            module = getattr(mx, path)
+            [getattr(module, name) for name in [n for n in dir(module) if n[0] != "_"][:2]]
+            os._exit(0)
+        except BaseException as error:
+            print(path, error, flush=True)
+            os._exit(1)
+    elif "." not in path:
+        os.wait()
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert done.stdout == "" and done.returncode == 0, done.stdout + done.stderr

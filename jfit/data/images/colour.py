@@ -86,6 +86,31 @@ def lighting(
     return image + (np.asarray(vectors) * np.asarray(alphas) @ np.asarray(values)).astype(np.float32)
 
 
+def shift_hls(image: np.ndarray, shifts: Sequence[int]) -> np.ndarray:
+    """Add numbers to hue (0 .. 180, half degrees), lightness and saturation (0 .. 255), which are rounded and clipped.
+
+    Example:
+        >>> shift_hls(np.array([[[200, 100, 100]]], "float32"), (60, 0, 0)).ravel().tolist()
+        [100.0, 200.0, 100.0]
+
+    Source: OpenCV's documentation of color conversions, RGB to HLS.
+    """
+    rgb = np.rint(image).astype(np.float32) * np.float32(1 / 255)
+    high, low = rgb.max(axis=-1), rgb.min(axis=-1)
+    total, chroma = high + low, high - low
+    step = np.where(chroma > 0, chroma, 1)
+    differences = np.roll(rgb, -1, axis=-1) - np.roll(rgb, -2, axis=-1)  # g - b, b - r, r - g
+    largest = rgb.argmax(axis=-1)
+    hue = 30 * (np.take_along_axis(differences, largest[..., None], axis=-1)[..., 0] / step + 2 * largest) % 180
+    saturation = chroma / np.where(chroma > 0, np.where(total < 1, total, 2 - total), 1)
+    hls = np.rint(np.stack([hue, total * 127.5, saturation * 255], axis=-1)) + np.asarray(shifts)
+    hue, lightness, saturation = np.moveaxis(np.clip(hls, 0, (180, 255, 255)) / (30, 255, 255), -1, 0)
+    reach = saturation * np.minimum(lightness, 1 - lightness)
+    places = (np.array([0, 4, 2]) + hue[..., None]) % 6  # of each channel on the hue circle
+    wave = np.clip(2 * np.abs(places - 3) - 3, -1, 1)  # 1 where the channel is largest, -1 where it is smallest
+    return np.rint(255 * (lightness[..., None] + reach[..., None] * wave)).astype(np.float32)
+
+
 def gray(image: np.ndarray) -> np.ndarray:
     """Convert to gray: all three channels are 0.21 r + 0.72 g + 0.07 b.
 

@@ -3,11 +3,14 @@
 The random numbers of a row are a function of (seed, epoch, row), so that the result does not depend on the process that decodes
 it.  This file must not import JAX: worker processes import it, see `worker.py`.
 
-    decode -> resize -> border -> crop (center or random) -> colors -> mirror -> ((x - mean) · c + i) · scale / std
+    decode -> resize -> rotate, shear, scale -> border -> crop (center or random) -> colors -> mirror
+        -> ((x - mean) · c + i) · scale / std
 """
 
 from __future__ import annotations
 
+import base64
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -17,7 +20,7 @@ from jfit.checks import one_of
 from jfit.data.images import colour
 from jfit.data.images.codec import INTERPOLATIONS, open_image, pillow, pixels, to_image
 from jfit.data.images.crops import Box, area_box, interpolation, short_size
-from jfit.data.images.resample import reach, resample
+from jfit.data.images.resample import reach, resample, warp
 from jfit.formats.atomic import FormatError
 
 MOST_SIDE = 1 << 17  # limit on a side in pixels after resizing: a very narrow image must not allocate all memory
@@ -40,15 +43,21 @@ class Recipe(NamedTuple):
         rand_crop: random crop instead of a center crop.
         random_resized_crop: crop of a random area and aspect ratio, resized to `data_shape`.
         min_random_area, max_random_area: range of the area of `random_resized_crop`, as a fraction of the image.
-        min_aspect_ratio, max_aspect_ratio: range of its aspect ratio width / height; if the minimum is None, the range is
-            1 ± max_aspect_ratio.
+        min_aspect_ratio, max_aspect_ratio: range of its aspect ratio width / height, or, without `random_resized_crop`, of a
+            random stretching of the image; if the minimum is None, the range is 1 ± max_aspect_ratio.
         min_crop_size, max_crop_size: range of the side of a random square crop, resized to `data_shape`; -1: none.
         min_random_scale, max_random_scale: range of a random factor of the image size before the crop.
+        rotate, max_rotate_angle: angle in degrees; if it is not above 0, a random integer from ± max_rotate_angle.
+        max_shear_ratio: s: (x, y) moves to (x + m y, y), m random from [-s, s].
+        min_img_size, max_img_size: limits of the sides of an image after rotation, shear and scale.
         pad, fill_value: width in pixels and value of a border added before the crop.
         mirror, rand_mirror: horizontal flip of all images, or of each image with probability 1/2.
         brightness, contrast, saturation: s: random factor from [1 - s, 1 + s]; see `jfit.data.images.colour`.
+        random_h, random_s, random_l: largest random integer that is added to, or subtracted from, hue, saturation and
+            lightness; see `jfit.data.images.colour.shift_hls`.
         pca_noise: standard deviation of the PCA noise; see `jfit.data.images.colour.lighting`.
         mean, std, scale: normalization ((x - mean) · c + i) · scale / std; mean and std have one value per channel.
+        mean_image: a mean per pixel (channels, H, W) instead of `mean`: the bytes of its float32 values as base64 text.
         max_random_contrast: s: c is random from [1 - s, 1 + s].
         max_random_illumination: s: i is random from [-s, s].
 
@@ -74,6 +83,11 @@ class Recipe(NamedTuple):
     max_crop_size: int = -1
     min_random_scale: float = 1.0
     max_random_scale: float = 1.0
+    rotate: int = -1
+    max_rotate_angle: int = 0
+    max_shear_ratio: float = 0.0
+    min_img_size: float = 0.0
+    max_img_size: float = 1e10
     pad: int = 0
     fill_value: int = 255
     mirror: bool = False
@@ -81,15 +95,29 @@ class Recipe(NamedTuple):
     brightness: float = 0.0
     contrast: float = 0.0
     saturation: float = 0.0
+    random_h: int = 0
+    random_s: int = 0
+    random_l: int = 0
     pca_noise: float = 0.0
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     scale: float = 1.0
+    mean_image: str = ""
     max_random_contrast: float = 0.0
     max_random_illumination: float = 0.0
 
 
 DTYPES = ("float32", "uint8", "int8")
+_COLORS = ("brightness", "contrast", "saturation", "random_h", "random_s", "random_l", "pca_noise")
+_SHAPES = (
+    "min_random_scale",
+    "max_random_scale",
+    "rotate",
+    "max_rotate_angle",
+    "max_shear_ratio",
+    "min_img_size",
+    "max_img_size",
+)
 
 
 def check_recipe(recipe: Recipe) -> Recipe:
@@ -112,7 +140,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
     ranges = {
         "random areas": (recipe.min_random_area, recipe.max_random_area),
         "random scales": (recipe.min_random_scale, recipe.max_random_scale),
-        "aspect ratios of random crops": _ratios(recipe) if recipe.random_resized_crop else (1, 1),
+        "aspect ratios of random crops": _ratios(recipe),
         "crop sizes": (recipe.min_crop_size, recipe.max_crop_size) if recipe.max_crop_size > 0 else (1, 1),
     }
     for name, (low, high) in ranges.items():
@@ -135,7 +163,8 @@ def is_random(recipe: Recipe) -> bool:
     """Return whether a recipe has random augmentations."""
     fields = ("rand_crop", "random_resized_crop", "rand_mirror", "brightness", "contrast", "saturation", "pca_noise")
     ranges = recipe.min_random_scale != recipe.max_random_scale or recipe.min_crop_size != recipe.max_crop_size
-    fields += ("max_random_contrast", "max_random_illumination")
+    fields += ("max_random_contrast", "max_random_illumination", "max_rotate_angle", "max_shear_ratio", "max_aspect_ratio")
+    fields += ("random_h", "random_s", "random_l")
     return ranges or recipe.inter_method == 10 or any(getattr(recipe, name) for name in fields)
 
 
@@ -171,12 +200,15 @@ def decode_into(
         raise FormatError(path, where, problem, "crop the image: it is too narrow.")
     image = _geometry(recipe, pixels(image, mode, path, where), rng, width, height)
     mirrored = recipe.mirror or (recipe.rand_mirror and rng is not None and rng.random() < 0.5)
-    if recipe.brightness or recipe.contrast or recipe.saturation or recipe.pca_noise:
+    if any(getattr(recipe, name) for name in _COLORS):
         planes = _color_jitter(recipe, np.asarray(image), rng)
     elif isinstance(image, np.ndarray):
         planes = [image[..., channel] for channel in range(channels)]
     else:
         planes = [np.asarray(plane) for plane in image.split()]
+    if recipe.mean_image:
+        means, recipe = _mean_image(recipe.mean_image).reshape(recipe.data_shape), recipe._replace(mean=(0.0,) * 3)
+        planes = [plane - mean for plane, mean in zip(planes, means, strict=True)]
     if mirrored:
         planes = [plane[:, ::-1] for plane in planes]
     factors, offsets = _affine(recipe, rng)
@@ -192,10 +224,11 @@ def _geometry(recipe: Recipe, image: Any, rng: np.random.Generator | None, width
         size = short_size(*size, recipe.resize)
     if recipe.random_resized_crop:
         assert rng is not None
-        return _resample(recipe, rng, image, size, _random_box(recipe, rng, size), (width, height))
-    if (recipe.min_random_scale, recipe.max_random_scale) != (1.0, 1.0):
-        scale = _between(rng, recipe.min_random_scale, recipe.max_random_scale)
-        size = max(1, int(size[0] * scale)), max(1, int(size[1] * scale))
+        image = _resample(recipe, rng, image, size, _random_box(recipe, rng, size), (width, height))
+        return _transformed(recipe, rng, image) if _transforms(recipe) else image
+    if _transforms(recipe):
+        image = _transformed(recipe, rng, _resample(recipe, rng, image, size, (0, 0, *size), size))
+        size = image.size
     if recipe.pad:
         image = _add_border(recipe, _resample(recipe, rng, image, size, (0, 0, size[0], size[1]), size))
         size = image.size
@@ -211,6 +244,35 @@ def _geometry(recipe: Recipe, image: Any, rng: np.random.Generator | None, width
     if size[0] < width:
         size = width, int(size[1] * width / size[0])
     return _resample(recipe, rng, image, size, _crop_box(recipe, rng, size, (width, height)), (width, height))
+
+
+def _transforms(recipe: Recipe) -> bool:
+    stretches = _ratios(recipe) != (1.0, 1.0) and not recipe.random_resized_crop
+    return stretches or any(getattr(recipe, name) != Recipe._field_defaults[name] for name in _SHAPES)
+
+
+def _transformed(recipe: Recipe, rng: np.random.Generator | None, image: Any) -> Any:
+    """Rotate, shear, scale and stretch an image around its center; returns a Pillow image."""
+    array = np.asarray(image)
+    array = array if array.ndim == 3 else array[..., None]
+    shear = _between(rng, -recipe.max_shear_ratio, recipe.max_shear_ratio)
+    angle, limit = recipe.rotate, recipe.max_rotate_angle
+    if angle <= 0:
+        angle = int(rng.integers(-limit, limit + 1)) if limit and rng is not None else 0
+    cosine, sine = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+    scale = _between(rng, recipe.min_random_scale, recipe.max_random_scale)
+    ratio = 1.0 if recipe.random_resized_crop else _between(rng, *_ratios(recipe))
+    down = 2 * scale / (1 + ratio)
+    across = ratio * down
+    turn = [[down * cosine - shear * sine * across, down * sine + shear * cosine * across], [-sine * across, cosine * across]]
+    matrix = np.array([[*turn[0], 0.0], [*turn[1], 0.0]], np.float32)
+    old = np.array(array.shape[1::-1], np.float32)
+    new = np.clip(old * np.float32(scale), recipe.min_img_size, recipe.max_img_size).astype(np.float32)
+    matrix[:, 2] = (new - matrix[:, :2] @ old) / 2
+    size = max(1, int(new[0])), max(1, int(new[1]))
+    drawn = int(rng.integers(5)) if recipe.inter_method == 10 and rng is not None else 1
+    kind = interpolation(recipe.inter_method, array.shape[:2], size[::-1], drawn)  # type: ignore[arg-type]
+    return to_image(warp(array, matrix, size, kind, recipe.fill_value))
 
 
 def _crop_box(recipe: Recipe, rng: np.random.Generator | None, size: tuple[int, int], crop: tuple[int, int]) -> Box:
@@ -251,7 +313,7 @@ def _resample(
     method = interpolation(recipe.inter_method, before, (target[1], target[0]), drawn)
     if not recipe.antialias:
         # Crop the Pillow image before it becomes an array: much of it may lie outside the box.
-        region = reach(image.size, size, method, box)
+        region = reach(image.size, size, method, box) if size != image.size else (x, y, x + width, y + height)
         array = np.asarray(image.crop(region))
         array = array if array.ndim == 3 else array[..., None]
         part = resample(array, size, method, box, (image.size, region[:2])) if size != image.size else array
@@ -282,6 +344,9 @@ def _color_jitter(recipe: Recipe, array: np.ndarray, rng: np.random.Generator | 
         name, adjust = jitters[number]
         if getattr(recipe, name):
             image = adjust(image, 1.0 + rng.uniform(-getattr(recipe, name), getattr(recipe, name)))
+    limits = np.array([recipe.random_h, recipe.random_l, recipe.random_s])
+    if limits.any():
+        image = colour.shift_hls(np.clip(image, 0.0, 255.0), (rng.uniform(-1.0, 1.0, 3) * limits).astype(int).tolist())
     if recipe.pca_noise:
         image = colour.lighting(image, rng.normal(0.0, recipe.pca_noise, 3))
     np.clip(image, 0.0, 255.0, out=image)
@@ -299,6 +364,11 @@ def _affine(recipe: Recipe, rng: np.random.Generator | None) -> tuple[list[np.fl
         factors.append(np.float32(factor * recipe.scale / std))
         offsets.append(np.float32((shift - mean * factor) * recipe.scale / std))
     return factors, offsets
+
+
+@functools.lru_cache(maxsize=2)
+def _mean_image(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), "<f4")
 
 
 def _write(plane: np.ndarray, factor: np.float32, offset: np.float32, target: np.ndarray) -> None:

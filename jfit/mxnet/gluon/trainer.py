@@ -83,6 +83,8 @@ class Trainer:
         self._optimizer = self._resolved_optimizer(optimizer, dict(optimizer_params or {}))
         self._updaters = [self._updater_class(self._optimizer) for _ in self._contexts]
         self._scale = self._optimizer.rescale_grad
+        self._amp_loss_scaler: Any = None  # set by `mx.contrib.amp.init_trainer`
+        self._amp_original_scale = self._scale
         self._kvstore: Any = None
         self._reset_kvstore()
 
@@ -347,6 +349,9 @@ class Trainer:
             self._kvstore.pushpull(i, grad, out=out, priority=-i)
 
     def _update(self, ignore_stale_grad: bool) -> None:
+        scaler = self._amp_loss_scaler
+        if scaler is not None and scaler.has_overflow(self._params):
+            return
         if self._kvstore is not None and self._update_on_kvstore:
             return
         for device, updater in enumerate(self._updaters):

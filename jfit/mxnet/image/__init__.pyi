@@ -9,9 +9,15 @@ from jfit.mxnet.image.augmenters import (
     RandomGrayAug, RandomOrderAug as RandomOrderAug, RandomSizedCropAug as RandomSizedCropAug, ResizeAug as ResizeAug,
     SaturationJitterAug as SaturationJitterAug, SequentialAug as SequentialAug,
 )
+from jfit.mxnet.image.detection import (
+    CreateDetAugmenter as CreateDetAugmenter, CreateMultiRandCropAugmenter as CreateMultiRandCropAugmenter, DetAugmenter as
+    DetAugmenter, DetBorrowAug as DetBorrowAug, DetHorizontalFlipAug as DetHorizontalFlipAug, DetRandomCropAug as
+    DetRandomCropAug, DetRandomPadAug as DetRandomPadAug, DetRandomSelectAug as DetRandomSelectAug, ImageDetIter as
+    ImageDetIter,
+)
 from jfit.mxnet.image.functions import (
     center_crop as center_crop, color_normalize as color_normalize, copyMakeBorder as copyMakeBorder, fixed_crop as fixed_crop,
-    imdecode as imdecode, imread as imread, imresize as imresize, imrotate as imrotate, random_crop as random_crop,
-    random_rotate as random_rotate, random_size_crop as random_size_crop, resize_short as resize_short,
+    imdecode as imdecode, imread as imread, imresize as imresize, imrotate as imrotate, random_crop as random_crop, random_rotate as random_rotate,
+    random_size_crop as random_size_crop, resize_short as resize_short,
 )
 from jfit.mxnet.image.iterator import ImageIter as ImageIter

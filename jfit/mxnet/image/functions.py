@@ -25,6 +25,7 @@ from jfit.mxnet.ndarray.create import as_ndarrays
 from jfit.mxnet.numpy.arrays import current_kind
 
 _MAX_TRIES = 10
+_ISOLATED = 16  # OpenCV's flag of a border type, which has no effect on whole images
 
 
 def on_host(src: Any, change: Callable[[np.ndarray], np.ndarray]) -> Any:
@@ -292,58 +293,60 @@ def as_float32(value: Any) -> np.ndarray | None:
     return np.asarray(value.asnumpy() if isinstance(value, MutableArray) else value, np.float32)
 
 
-def imrotate(src: NDArray, rotation_degrees: Any, zoom_in: bool = False, zoom_out: bool = False) -> Any:
-    """Rotate images about their centers; the result has their shape, and 0 where it is outside of them.
+def imrotate(src: Any, rotation_degrees: Any, zoom_in: bool = False, zoom_out: bool = False) -> NDArray:
+    """Rotate images around their center, with bilinear interpolation; pixels from outside are 0.
 
     Args:
-        src: float32 image (channels, height, width), or a batch of images with one more axis.
-        rotation_degrees: angle in degrees; for a batch also one per image.
-        zoom_in: enlarge so that the result has no empty corners.
-        zoom_out: shrink so that the result has the whole image.
+        src: NDArray (channels, height, width) or (images, channels, height, width), float32.
+        rotation_degrees: the angle, a number, or of several images (images,) an NDArray.
+        zoom_in: enlarge the result so that no pixel is from outside.
+        zoom_out: shrink the result so that it has the whole image.
 
     Returns:
         NDArray of the shape of `src`.
 
     Raises:
-        TypeError: the images are not float32, or there are several angles for one image.
-        ValueError: another number of axes or of angles, or both zooms.
+        TypeError: `src` is not float32, or has three axes and the angle is no number.
+        ValueError: both zooms, another number of axes, or another number of angles than of images.
 
     Example:
-        >>> imrotate(as_ndarrays(np.arange(9, dtype="float32").reshape(1, 3, 3)), 180).asnumpy().round().tolist()
-        [[[8.0, 7.0, 6.0], [5.0, 4.0, 3.0], [2.0, 1.0, 0.0]]]
+        >>> imrotate(as_ndarrays(np.eye(3, dtype="float32")[None]), 90).asnumpy().round(3)[0].tolist()
+        [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
     """
-    angles = np.asarray(as_float32(rotation_degrees))
     if zoom_in and zoom_out:
-        raise ValueError("imrotate: zoom_in and zoom_out exclude each other; pass one of them.")
-    if src.dtype is not np.float32 or (src.ndim == 3 and angles.ndim):
-        found = f"dtype {np.dtype(src.dtype)} and angles of shape {angles.shape}"
-        raise TypeError(f"imrotate: found {found}, expected float32, as after ToTensor, and one angle for one image.")
-    if src.ndim not in (3, 4) or (angles.ndim and len(angles) != len(src)):
-        found = f"images of shape {src.shape} and angles of shape {angles.shape}"
-        raise ValueError(f"imrotate: found {found}, expected (rows, channels, height, width) and one angle per row.")
-    batch = src if src.ndim == 4 else src.expand_dims(axis=0)
-    height, width = batch.shape[2:]
-    turn = np.broadcast_to(np.pi * angles / 180, (len(batch),)).reshape(-1, 1, 1)
-    y, x = np.arange(height)[:, None] - (height - 1) / 2, np.arange(width) - (width - 1) / 2
-    across = (x * np.cos(turn) - y * np.sin(turn)) * (2 / (width - 1))  # (rows, height, width)
-    down = (x * np.sin(turn) + y * np.cos(turn)) * (2 / (height - 1))
-    grid = np.stack([across, down], 1)
-    if zoom_in or zoom_out:
-        corners = np.arctan(height / width) + np.stack([abs(turn), -abs(turn)])  # directions of two corners
-        extent = np.hypot(height, width) * abs(np.stack([np.cos(corners) / width, np.sin(corners) / height]))
-        size = extent.max((0, 1))  # of the rotated image, relative to the image
-        grid *= (size if zoom_out else 1 / size)[:, None]
-    out = function("BilinearSampler")(batch, as_ndarrays(grid.astype(np.float32)))
-    return out if src.ndim == 4 else out[0]
+        raise ValueError("zoom_in and zoom_out are both True; pass one of them")
+    if np.dtype(src.dtype) != np.float32:
+        raise TypeError(f"src has dtype {np.dtype(src.dtype)}, expected float32; call src.astype('float32')")
+    if src.ndim == 3:
+        if not np.isscalar(rotation_degrees):
+            raise TypeError(f"the angle of one image is a number, got {type(rotation_degrees).__name__}")
+        return imrotate(src.expand_dims(0), rotation_degrees, zoom_in, zoom_out)[0]
+    if src.ndim != 4:
+        raise ValueError(f"src has {src.ndim} axes, expected 3 or 4")
+    count, _, height, width = src.shape
+    degrees = np.ravel(rotation_degrees.asnumpy() if isinstance(rotation_degrees, MutableArray) else rotation_degrees)
+    if degrees.size not in (1, count) or (degrees.size != count and not np.isscalar(rotation_degrees)):
+        raise ValueError(f"there are {degrees.size} angles for {count} images, expected one each")
+    angle = np.radians(np.broadcast_to(degrees, (count,)).astype(np.float64))
+    cosine, sine = np.cos(angle), np.sin(angle)
+    # sides of the bounding box of the rotated image relative to those of the image
+    reach = [abs(cosine) + abs(sine) * b / a for a, b in ((width, height), (height, width))]
+    scale = np.max(reach, axis=0) if zoom_out else 1 / np.max(reach, axis=0) if zoom_in else 1.0
+    aspect, zero = (height - 1) / (width - 1), 0 * angle
+    rows = [cosine * scale, -sine * aspect * scale, zero, sine / aspect * scale, cosine * scale, zero]
+    theta = as_ndarrays(np.stack(rows, axis=1).astype(np.float32))
+    grid = function("GridGenerator")(theta, transform_type="affine", target_shape=(height, width))
+    return function("BilinearSampler")(src, grid)
 
 
-def random_rotate(src: NDArray, angle_limits: tuple[float, float], zoom_in: bool = False, zoom_out: bool = False) -> Any:
-    """Rotate as `imrotate` by random angles, drawn from `numpy.random`.
+def random_rotate(src: Any, angle_limits: tuple[float, float], zoom_in: bool = False, zoom_out: bool = False) -> NDArray:
+    """Rotate images by angles drawn from NumPy's generator.
 
     Args:
-        src: float32 image (channels, height, width), or a batch of images with one more axis.
-        angle_limits: (low, high) of the uniform angle in degrees, drawn for each image of a batch.
-        zoom_in, zoom_out: as for `imrotate`.
+        src: see `imrotate`.
+        angle_limits: (low, high) of the angles in degrees.
+        zoom_in: see `imrotate`.
+        zoom_out: see `imrotate`.
 
     Returns:
         NDArray of the shape of `src`.
@@ -352,7 +355,8 @@ def random_rotate(src: NDArray, angle_limits: tuple[float, float], zoom_in: bool
         >>> random_rotate(as_ndarrays(np.ones((1, 3, 3), "float32")), (-10, 10)).shape
         (1, 3, 3)
     """
-    return imrotate(src, np.random.uniform(*angle_limits, None if src.ndim == 3 else len(src)), zoom_in, zoom_out)
+    angles = np.random.uniform(*angle_limits, size=None if src.ndim == 3 else src.shape[0])
+    return imrotate(src, angles if src.ndim == 3 else as_ndarrays(angles), zoom_in, zoom_out)
 
 
 def copyMakeBorder(
@@ -378,4 +382,4 @@ def copyMakeBorder(
         >>> copyMakeBorder(np.zeros((2, 2, 3), "uint8"), 1, 0, 2, 2).shape
         (3, 6, 3)
     """
-    return on_host(src, lambda image: crops.border(image, top, bot, left, right, type, values or value))
+    return on_host(src, lambda image: crops.border(image, top, bot, left, right, type & ~_ISOLATED, values or value))

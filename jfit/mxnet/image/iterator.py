@@ -190,7 +190,8 @@ class ImageIter(DataIter):
             raise StopIteration
         rolls = self.last_batch_handle == "roll_over"
         data = np.zeros((self.batch_size, *self.data_shape), np.float32)
-        labels = np.zeros((self.batch_size, self.label_width), np.float32)
+        shape: Any = self.provide_label[0].shape
+        labels = np.zeros(shape if len(shape) > 1 else (*shape, 1), np.float32)
         count = pad = 0
         if self._carry is not None:
             count = len(self._carry[0])
@@ -208,7 +209,7 @@ class ImageIter(DataIter):
             while count < self.batch_size:
                 self.cur = 0
                 count = self._fill(data, labels, count)
-        batch = DataBatch([array(data)], [array(labels[:, 0] if self.label_width == 1 else labels)], pad)
+        batch = DataBatch([array(data)], [array(labels.reshape(shape))], pad)
         batch.rolled = rolls
         return batch
 
@@ -217,23 +218,28 @@ class ImageIter(DataIter):
         while row < self.batch_size:
             try:
                 with self._seed_for_row():
-                    label, content = self.next_sample()
-                    image = self.imdecode(content)
-                    self.check_valid_image([image])
-                    image = self.postprocess_data(self.augmentation_transform(image))
+                    image, label = self._sample()
             except StopIteration:
                 break
-            image, label = (x.asnumpy() if isinstance(x, MutableArray) else x for x in (image, label))
-            label, name = np.asarray(label, np.float32).reshape(-1), self._image_name()
+            image = image.asnumpy() if isinstance(image, MutableArray) else image
             if np.shape(image) != self.data_shape:
                 problem = f"the augmented image has shape {np.shape(image)}, data_shape is {self.data_shape}"
-                raise ValueError(f"{name}: {problem}; add a crop or resize to aug_list.")
-            if len(label) != self.label_width:
-                problem = f"{len(label)} labels, label_width is {self.label_width}"
-                raise ValueError(f"{name} has {problem}; pass label_width={len(label)}.")
+                raise ValueError(f"{self._image_name()}: {problem}; add a crop or resize to aug_list.")
             data[row], labels[row] = image, label
             row += 1
         return row
+
+    def _sample(self) -> tuple[Any, np.ndarray]:
+        """Return (augmented image, label) of the next row."""
+        label, content = self.next_sample()
+        image = self.imdecode(content)
+        self.check_valid_image([image])
+        image = self.postprocess_data(self.augmentation_transform(image))
+        label = np.asarray(label.asnumpy() if isinstance(label, MutableArray) else label, np.float32).reshape(-1)
+        if len(label) != self.label_width:
+            problem = f"{len(label)} labels, label_width is {self.label_width}"
+            raise ValueError(f"{self._image_name()} has {problem}; pass label_width={len(label)}.")
+        return image, label
 
     @contextlib.contextmanager
     def _seed_for_row(self) -> Iterator[None]:
@@ -288,7 +294,7 @@ class ImageIter(DataIter):
             image = decode(s)
         except FormatError as error:
             raise RuntimeError(f"Broken image {self._image_name()}: {error.problem}; {error.remedy}") from error
-        if type(self).augmentation_transform is ImageIter.augmentation_transform and all(map(_accepts_numpy, self.auglist)):
+        if _accepts_numpy(type(self).augmentation_transform) and all(map(_accepts_numpy, self.auglist)):
             return image
         return array(image, dtype=image.dtype)
 
@@ -328,8 +334,9 @@ class ImageIter(DataIter):
 
 
 def _accepts_numpy(augmenter: Any) -> bool:
-    parts = getattr(augmenter, "ts", ())
-    return type(augmenter).__module__.startswith(_PACKAGE) and all(map(_accepts_numpy, parts))
+    borrowed = [augmenter.augmenter] if hasattr(augmenter, "augmenter") else []
+    parts = [*getattr(augmenter, "ts", ()), *getattr(augmenter, "aug_list", ()), *borrowed]
+    return augmenter.__module__.startswith(_PACKAGE) and all(map(_accepts_numpy, parts))  # of its class, or of a function
 
 
 def _offsets(rec: str | None, idx: str | None) -> dict[Any, int]:

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import base64
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from jfit.data.images import ImageRecords
+from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.mxnet.errors import translated
 from jfit.mxnet.io.files import MXDataIter, value_of, warn_ignored
 
+_LOG = logging.getLogger(__name__)
 # Arguments of `ImageRecords`, and fields of `jfit.data.images.Recipe`, under the same name.
 _SAME = (
     "label_width", "shuffle", "seed", "dtype", "data_name", "label_name",
     "resize", "inter_method", "rand_crop", "random_resized_crop", "min_random_area", "max_random_area", "min_aspect_ratio",
     "max_aspect_ratio", "min_crop_size", "max_crop_size", "min_random_scale", "max_random_scale", "pad", "fill_value",
     "mirror", "rand_mirror", "brightness", "contrast", "saturation", "pca_noise", "scale", "max_random_contrast",
-    "max_random_illumination",
+    "max_random_illumination", "rotate", "max_rotate_angle", "max_shear_ratio", "min_img_size", "max_img_size",
+    "random_h", "random_s", "random_l",
 )  # fmt: skip
 _NAMES = {"path_imgidx": "path_index", "path_imglist": "path_list", "seed_aug": "seed_augment"} | {n: n for n in _SAME}
 _BOOLEANS = ("shuffle", "rand_crop", "random_resized_crop", "mirror", "rand_mirror")
-_STRINGS = ("aug_seq", "mean_img", "ctx", "path_imgidx", "path_imglist")  # arguments whose strings are not parsed as numbers
+_STRINGS = ("aug_seq", "ctx", "path_imgidx", "path_imglist")  # arguments whose strings are not parsed as numbers
 _IGNORED = ("verbose", "device_id", "shuffle_chunk_size", "shuffle_chunk_seed", "ctx")  # do not change the batches
 # Unsupported arguments -> the values at which they have no effect, which are accepted.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "aug_seq": ("aug_default",), "max_rotate_angle": (0,), "rotate": (-1, 0), "max_shear_ratio": (0,), "random_h": (0,),
-    "random_s": (0,), "random_l": (0,), "mean_img": ("",), "max_img_size": (1e10,), "min_img_size": (0,),
-    "mean_a": (0,), "std_a": (1,),
+    "aug_seq": ("aug_default",), "mean_a": (0,), "std_a": (1,),
 }  # fmt: skip
 
 
@@ -57,12 +62,15 @@ class ImageRecordIter(MXDataIter, ImageRecords):
         data_name: name of the images.
         label_name: name of the labels.
         mean_r, mean_g, mean_b, std_r, std_g, std_b: mean and standard deviation per channel, for normalization.
+        mean_img: file of the mean image, MXNet's array file with the array "mean_img" (channels, height, width), which is
+            subtracted instead of mean_r, mean_g and mean_b.  If the file does not exist, the mean of the iterator's images is
+            computed and written to it.
         kwargs: resize, rand_crop, rand_mirror, random_resized_crop, brightness, scale, ...: see `jfit.data.images.Recipe`.
 
     Raises:
         MXNetError: a file is missing or damaged.
         ValueError: an argument is out of range.
-        NotImplementedError: an unsupported augmentation: rotation, shear, HSL noise or a mean image.
+        NotImplementedError: an augmentation of alpha channels.
 
     Example:
         >>> from jfit.mxnet.image.record_iter import ImageRecordIter
@@ -83,6 +91,7 @@ class ImageRecordIter(MXDataIter, ImageRecords):
         round_batch: bool | str = True,
         preprocess_threads: int | str = 4,
         prefetch_buffer: int | str = 4,
+        mean_img: str | None = "",
         **kwargs: Any,
     ) -> None:
         self.round_batch = value_of("round_batch", round_batch)
@@ -99,6 +108,25 @@ class ImageRecordIter(MXDataIter, ImageRecords):
                 ahead=max(1, value_of("prefetch_buffer", prefetch_buffer)),
                 **_arguments(type(self).__name__, kwargs),
             )
+            if mean_img:
+                self.job = self.job._replace(recipe=self.job.recipe._replace(mean_image=self._mean_image(mean_img)))
+
+    def _mean_image(self, path: str) -> str:
+        """Return the mean image of a file, which is written if it is missing, as `Recipe.mean_image`."""
+        if not os.path.exists(path):
+            _LOG.info("%s does not exist: the mean image is computed, which takes one epoch", path)
+            total, rows = np.zeros(self.job.data_shape()), 0
+            while ImageRecords.iter_next(self):
+                batch = self.current_batch
+                count = self.batch_size - batch.pad
+                total, rows = total + np.sum(batch.data[0][:count], axis=0, dtype=np.float64), rows + count
+            self.seek_batch(0, 0)
+            self.close()  # decoders read the recipe when they start
+            save_arrays(path, {"mean_img": (total / rows).astype(np.float32)})
+        image = np.asarray(dict(load_arrays(path))["mean_img"], "<f4")
+        if image.shape != self.job.data_shape():
+            raise ValueError(f"mean_img: the image in {path} has shape {image.shape}, data_shape is {self.job.data_shape()}")
+        return base64.b64encode(image.tobytes()).decode()
 
 
 class ImageRecordUInt8Iter(ImageRecordIter):
@@ -151,6 +179,4 @@ def _arguments(kind: str, kwargs: dict[str, Any]) -> dict[str, Any]:
                 raise NotImplementedError(f"ImageRecordIter: jfit does not support {name}={value!r}; leave it at {default!r}.")
         elif name not in _IGNORED:
             warn_ignored(kind, name, [*_NAMES, *channels], 4)
-    if fields.get("max_aspect_ratio") and not fields.get("random_resized_crop"):
-        raise NotImplementedError("ImageRecordIter: jfit supports max_aspect_ratio only with random_resized_crop=True.")
     return fields | {kind: tuple(channels[f"{kind}_{c}"] for c in "rgb") for kind in ("mean", "std")}

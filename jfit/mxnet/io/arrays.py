@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NoReturn
 
 from jfit import data
@@ -51,9 +50,17 @@ class NDArrayIter(data.NDArrayIter):
         [[0.0, 1.0], [2.0, 0.0]]
     """
 
-    data = functools.cached_property(lambda self: [(n, as_ndarrays(a)) for n, a in self.inputs])  # type: ignore[assignment]
-    label = functools.cached_property(lambda self: [(n, as_ndarrays(a)) for n, a in self.labels])  # type: ignore[assignment]
     plain = True  # as in the base class: batches are rows of the arrays, so `fit` may read the arrays instead of the batches
+
+    @property
+    def data(self) -> list[tuple[str, Any]]:
+        """The data: a list of (name, NDArray)."""
+        return [(name, as_ndarrays(a)) for name, a in self.sources[0]]
+
+    @property
+    def label(self) -> list[tuple[str, Any]]:
+        """The labels: a list of (name, NDArray)."""
+        return [(name, as_ndarrays(a)) for name, a in self.sources[1]]
 
     def _pick(self, named: list[tuple[str, Any]]) -> list[Any]:
         return [as_ndarrays(a) for a in super()._pick(named)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -72,17 +71,13 @@ class Binding:
         self.symbol, self.logger, self._divide = symbol, logger, divide
         one = isinstance(context, Context) or not isinstance(context, (list, tuple))  # a Context is a tuple, too
         self.context = [cpu() if context is None else context] if one else list(context)
-        self.devices = [c.device if isinstance(c, Context) else c for c in self.context]
+        devices = [c.device if isinstance(c, Context) else c for c in self.context]
+        self.devices = list(dict.fromkeys(devices))  # the slices of a device that is listed twice are one slice
         self.groups = [] if group2ctxs is None else replica_groups(symbol, group2ctxs, self.context)
-        self._workloads = [1] * len(self.devices) if workloads is None else list(workloads)
-        if len(self._workloads) != len(self.devices):
-            raise ValueError(f"work_load_list has {len(self._workloads)} entries for {len(self.devices)} devices")
-        if not self.groups and len(set(self.devices)) < len(self.devices):  # a device listed twice computes both slices as one
-            loads = Counter[Any]()
-            for device, load in zip(self.devices, self._workloads, strict=True):
-                loads[device] += load  # type: ignore[assignment]
-            self.context = [self.context[self.devices.index(device)] for device in loads]
-            self.devices, self._workloads = list(loads), list(loads.values())
+        workloads = [1] * len(devices) if workloads is None else list(workloads)
+        if len(workloads) != len(devices):
+            raise ValueError(f"work_load_list has {len(workloads)} entries for {len(devices)} devices")
+        self._workloads = [sum(w for w, d in zip(workloads, devices, strict=True) if d == own) for own in self.devices]
         self.arguments, self.aux = symbol.list_arguments(), symbol.list_auxiliary_states()
         self.data_names = self._checked_names(data_names, "data")
         self.label_names = self._checked_names(label_names, "label", must=False)
@@ -230,7 +225,8 @@ class Binding:
         if len(data) != len(self.data_shapes):
             names = [d.name for d in self.data_shapes]
             raise ValueError(f"the batch has {len(data)} data arrays, but the module was bound with {names}")
-        return data, [_input_array(a) for a in getattr(data_batch, "label", None) or ()]
+        labels = getattr(data_batch, "label", None) if self.label_shapes else None  # bound without labels: MXNet reads zeros
+        return data, [_input_array(a) for a in labels or ()]
 
     def descriptions_of(
         self, data_batch: Any, data: Sequence[Any], labels: Sequence[Any]
@@ -241,9 +237,8 @@ class Binding:
         """
         provided = getattr(data_batch, "provide_data", None)
         descs = describe(provided) if provided else with_shapes(self.data_shapes, data)
-        label_descs = self.label_shapes or [DataDesc(n, ()) for n in self.label_names]
         provided = getattr(data_batch, "provide_label", None) if labels else None
-        return descs, describe(provided) if provided else with_shapes(label_descs, labels)
+        return descs, describe(provided) if provided else with_shapes(self.label_shapes, labels)
 
     def inputs(self, descs: Any, data: Sequence[Any], labels: Sequence[Any]) -> dict[str, Any]:
         """Return the inputs by name, including state inputs; `descs` is the result of `descriptions_of`."""
@@ -252,7 +247,9 @@ class Binding:
         inputs.update(self.states)
         if not labels:
             rows = rows_of_batch(descs[0])
-            inputs |= {d.name: self._previous_label(d, rows) for d in self.label_shapes}
+            unbound = [n for n in self.label_names if n in self.arguments and self.grad_reqs and not self.label_shapes]
+            descs = [*self.label_shapes, *(DataDesc(n, self.specs[n].shape, self.specs[n].dtype) for n in unbound)]
+            inputs |= {d.name: self._previous_label(d, rows) for d in descs}
         self._previous_labels = {d.name: inputs[d.name] for d in self.label_shapes if d.name in inputs}
         return {k: v for k, v in inputs.items() if k in self.arguments}
 

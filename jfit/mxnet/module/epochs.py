@@ -48,7 +48,7 @@ class EpochRunner:
         # Callbacks may reset the local sums, so local and global sums are separate; without callbacks they are equal.
         self._metric_sums_of = self.metrics * 2 if every else self.metrics
         parameters = passes.parameters
-        self.arrays = place(dict([*data.inputs, *data.labels]), parameters.devices)
+        self.arrays = place(dict([*data.sources[0], *data.sources[1]]), parameters.devices)
         self.steps = auto_steps_per_call(passes.programs.model, parameters.state.params, data.batch_size)
         table, weight = row_table(self.counts)  # both (devices, slots)
         self._table = table
@@ -201,12 +201,12 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
     if not isinstance(data, NDArrayIter) or "plain" not in vars(type(data)) or data.started or not data.in_memory:
         return False
     parameters, model = passes.parameters, passes.programs.model
-    names = [name for name, _ in [*data.inputs, *data.labels]]
+    names = [name for name, _ in [*data.sources[0], *data.sources[1]]]
     return (
         passes.is_one_program
         and parameters.reduce.slices is None
-        and [o.label for o in model.outputs] == list(label_names) == [name for name, _ in data.labels]
+        and [o.label for o in model.outputs] == list(label_names) == [name for name, _ in data.sources[1]]
         and set(names) == {*model.inputs, *model.labels}
         and all(model.batch_axes.get(name, 0) == 0 for name in names)
-        and fits_on_device(ArrayData(dict([*data.inputs, *data.labels]), shuffle=False), parameters.devices)
+        and fits_on_device(ArrayData(dict([*data.sources[0], *data.sources[1]]), shuffle=False), parameters.devices)
     )

@@ -1,10 +1,9 @@
-"""The gradients of a module as NDArrays that scripts may overwrite: `module._exec_group.grad_arrays`."""
+"""The executors of a module and its gradients, which scripts may overwrite: `module._exec_group`."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -37,6 +36,9 @@ def split_slices(batch_size: int, work_load_list: Sequence[float]) -> list[slice
     return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
+_split_input_slice = split_slices  # MXNet's name
+
+
 class Gradient(NDArray):
     """The gradient of one parameter on one device; reading its `value` returns the module's gradient, writing replaces that."""
 
@@ -57,8 +59,49 @@ class Gradient(NDArray):
         self._passes.set_gradient(self._name, slices)
 
 
+class DeviceExecutor:
+    """What a module has on one device, as an executor has it: its arrays by name and a monitor.
+
+    Attributes:
+        arg_dict, aux_dict: inputs and parameters, and auxiliary states, by name; of the whole batch.
+        grad_dict: the gradients of this device's rows by name, which may be overwritten.
+        outputs: the outputs of this device's rows.
+    """
+
+    def __init__(self, group: ExecGroup, module: Any, device: int) -> None:
+        self._module = module
+        gradients = zip(group.param_names, (of_devices[device] for of_devices in group.grad_arrays), strict=True)
+        self.grad_dict = {name: gradient for name, gradient in gradients if gradient is not None}
+        self._device = device
+
+    arg_dict = property(lambda self: {n: NDArray(v) for n, v in self._module.monitored()[0].items()})
+    aux_dict = property(lambda self: {n: NDArray(v) for n, v in self._module.monitored()[1].items()})
+    outputs = property(lambda self: [o[self._device] for o in self._module.get_outputs(merge_multi_context=False)])
+
+    def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
+        """Call `callback(name, array)` for the outputs and gradients of all operators in each pass, on all devices."""
+        self._module.monitor_with(_Callback(callback, monitor_all))
+
+
+class _Callback:
+    """A function (name, array) as a Monitor."""
+
+    pattern = ".*"
+
+    def __init__(self, callback: Any, monitor_all: bool) -> None:
+        self._callback, self.monitor_all = callback, monitor_all
+
+    @property
+    def activated(self) -> bool:
+        return getattr(getattr(self._callback, "__self__", None), "activated", True)
+
+    def collect(self, arrays: Any) -> None:
+        for name, array in arrays.items():
+            self._callback(name, NDArray(array))
+
+
 class ExecGroup:
-    """The gradients of a bound module, which scripts reset with `g[:] = 0`; the next `update` uses the written values.
+    """The executors and gradients of a bound module; gradients that scripts write are those of the next `update`.
 
     Of MXNet's DataParallelExecutorGroup it has only the attributes below.
 
@@ -66,11 +109,14 @@ class ExecGroup:
         param_names: names of the parameters, in the order of `grad_arrays`.
         grad_arrays: for each parameter, a list with its gradient on each device; None for a parameter without gradient.
             That of the gamma of a BatchNorm with fix_gamma=True is 0.
+        execs: a `DeviceExecutor` for each device.
+        install_monitor: `install_monitor` of the module.
     """
 
     def __init__(self, module: Any) -> None:
         require(module, "_exec_group", "binded")
-        self._module, self._passes, self.param_names = module, module.passes, module.binding.params
+        self._module, self.install_monitor = module, module.install_monitor
+        self._passes, self.param_names, self._devices = module.passes, module.binding.params, len(module.binding.devices)
 
     @property
     def grad_arrays(self) -> list[list[NDArray | None]]:
@@ -81,14 +127,9 @@ class ExecGroup:
         def gradient(name: str, device: int) -> NDArray | None:
             return Gradient(self._passes, name, device) if name in self._passes.grad_reqs else zero.get(name)
 
-        return [[gradient(n, k) for k in range(len(binding.devices))] for n in self.param_names]
+        return [[gradient(n, k) for k in range(self._devices)] for n in self.param_names]
 
     @property
-    def execs(self) -> list[SimpleNamespace]:
-        """For each device, an object with `grad_dict`, the gradients by name."""
-        each = [dict(zip(self.param_names, grads, strict=True)) for grads in zip(*self.grad_arrays, strict=True)]
-        return [SimpleNamespace(grad_dict=gradients) for gradients in each]
-
-    def install_monitor(self, mon: Any) -> None:
-        """Call the monitor for this module, as `module.install_monitor` does."""
-        self._module.install_monitor(mon)
+    def execs(self) -> list[DeviceExecutor]:
+        """The part of the module on each device."""
+        return [DeviceExecutor(self, self._module, k) for k in range(self._devices)]

@@ -428,7 +428,7 @@ class Module(BaseModule):
 
     def _look_at_all(self, data: Any, epoch: int) -> None:
         """Warn of the first batch of an epoch that has invalid values; `data` is an NDArrayIter with its arrays in memory."""
-        check, arrays, rows = self._check(), dict([*data.data, *data.label]), data.epoch_rows()
+        check, arrays, rows = self._check(), dict([*data.sources[0], *data.sources[1]]), data.epoch_rows()
         if check.problem(arrays, "") is None:
             return
         cuts = [rows[at : at + data.batch_size] for at in range(0, len(rows), data.batch_size)]
@@ -471,6 +471,10 @@ class Module(BaseModule):
         require(self, "install_monitor", "binded")
         self._monitor = mon
         mon.install(self)
+
+    def monitor_with(self, mon: Any) -> None:
+        """Pass the arrays of each pass to `mon.collect`, if `mon.activated`, without attaching the module to it."""
+        self._monitor = mon
 
     def monitored(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return (arguments, auxiliary states), dicts of arrays by name, for a Monitor."""

@@ -241,7 +241,7 @@ class NDArray(MutableArray):
     # -------------------------------------------------------------------------------- indexing and shapes
     def __getitem__(self, key: Any) -> NDArray:
         """Basic indices (integers, slices) return views; index arrays and masks return copies.  One entry has shape (1,)."""
-        key = _in_range(_key(key), self.shape)
+        key = self._indices(key)
         recorded, basic = is_recording(self), _is_basic(key)
         if not basic and not recorded:
             return self._kind(self.value[key])
@@ -273,7 +273,19 @@ class NDArray(MutableArray):
                 value = jax.device_put(value, min(old.devices(), key=lambda d: d.id))
         elif isinstance(value, np.ndarray):
             value = np.array(value)  # the caller may overwrite the source before the asynchronous transfer has read it
-        super().__setitem__(_in_range(_key(key), self.shape), value)
+        super().__setitem__(self._indices(key), value)
+
+    def _indices(self, key: Any) -> Any:
+        """Check an index, and move index arrays to the device of this array, as MXNet's CPU devices share their memory."""
+        key = _in_range(_key(key), self.shape)
+        parts = key if isinstance(key, tuple) else (key,)
+        if not any(isinstance(p, jax.Array) and not is_tracer(p) and p.committed for p in parts):
+            return key
+        home = as_array(self).sharding if isinstance(as_array(self), jax.Array) else None
+        if home is None or len(home.device_set) > 1:
+            return key
+        parts = tuple(jax.device_put(p, *home.device_set) if isinstance(p, jax.Array) else p for p in parts)
+        return parts if isinstance(key, tuple) else parts[0]
 
     def _set_recorded(self, key: Any, value: Any) -> bool:
         """Write while recording; returns False if nothing of it needs to be recorded.

@@ -28,7 +28,7 @@ def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
 
 def isnan(data: NDArray) -> NDArray:
     """Return 1 where a value is nan, else 0."""
-    return data != data
+    return function("broadcast_not_equal")(data, data)
 
 
 def isinf(data: NDArray) -> NDArray:

@@ -20,6 +20,7 @@ from jfit import checks
 from jfit.mxnet import keys
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.mutable import MutableArray, as_array, host
+from jfit.mxnet.precision import active
 from jfit.mxnet.recording.calls import Call, function_call, operator_call
 from jfit.mxnet.recording.steps import refused
 from jfit.mxnet.recording.tape import is_tracked, mode
@@ -92,9 +93,12 @@ def run(call: Call, arrays: Sequence[Any], kind: Any = MutableArray) -> list[Any
     Raises:
         MXNetError: the operation does not accept arrays of these shapes and dtypes.
     """
+    if active.policy is not None:
+        cast = functools.partial(invoke, kind=kind)
+        arrays = active.policy.cast_arrays(call.op, call.params, [_mutable(a) for a in arrays], cast)
     tape = mode.tape
     if tape is not None:
-        arrays = [a if isinstance(a, MutableArray) else MutableArray(a) for a in arrays]
+        arrays = [_mutable(a) for a in arrays]
         if is_tracked(arrays):
             return tape.record(call, arrays, kind)
     values = [v if isinstance(v := as_array(a), jax.Array) else on_device(v) for a in arrays]
@@ -133,6 +137,10 @@ def call(
     """
     results = run(function_call(fn, len(arrays), tuple((static or {}).items())), arrays, kind)
     return results[0] if len(results) == 1 else results
+
+
+def _mutable(array: Any) -> MutableArray:
+    return array if isinstance(array, MutableArray) else MutableArray(array)
 
 
 @functools.cache

@@ -144,6 +144,10 @@ def _operator(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
     return apply
 
 
+def _unary_operator(name: str) -> Callable[[Any], Any]:
+    return lambda self: unary(name, self)
+
+
 def _in_place(name: str) -> Callable[[Any, Any], Any]:
     def apply(self: ndarray, other: Any) -> ndarray:
         return write(self, binary(name, self, other))
@@ -281,43 +285,20 @@ class ndarray(NDArray):
             return super().__getattr__(name)
         raise AttributeError(f"mx.np.ndarray has no attribute {name!r}")
 
-    # -------------------------------------------------------------------------------- operators
-    __hash__ = object.__hash__
-    __add__, __radd__, __iadd__ = _operator("add"), _operator("add", True), _in_place("add")
-    __sub__, __rsub__, __isub__ = _operator("subtract"), _operator("subtract", True), _in_place("subtract")
-    __mul__, __rmul__, __imul__ = _operator("multiply"), _operator("multiply", True), _in_place("multiply")
-    __truediv__, __rtruediv__ = _operator("true_divide"), _operator("true_divide", True)
-    __mod__, __rmod__, __imod__ = _operator("mod"), _operator("mod", True), _in_place("mod")
-    __pow__, __rpow__, __ipow__ = _operator("power"), _operator("power", True), _in_place("power")
-    __and__, __rand__, __iand__ = _operator("bitwise_and"), _operator("bitwise_and", True), _in_place("bitwise_and")
-    __or__, __ror__, __ior__ = _operator("bitwise_or"), _operator("bitwise_or", True), _in_place("bitwise_or")
-    __xor__, __rxor__, __ixor__ = _operator("bitwise_xor"), _operator("bitwise_xor", True), _in_place("bitwise_xor")
-    __matmul__, __rmatmul__, __imatmul__ = _operator("matmul"), _operator("matmul", True), _in_place("matmul")
-    __eq__, __ne__ = _operator("equal"), _operator("not_equal")
-    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
-    __lt__, __le__ = _operator("less"), _operator("less_equal")
-    __itruediv__ = _in_place("true_divide")
-
-    def __neg__(self) -> Any:
-        return unary("negative", self)
-
-    def __abs__(self) -> Any:
-        return unary("abs", self)
-
-    def __invert__(self) -> Any:
-        return unary("invert", self)
-
     def __round__(self, n: int = 0) -> Any:
         return compute(elementwise("round"), (self, n))
 
-    def __floor__(self) -> Any:
-        return unary("floor", self)
 
-    def __ceil__(self) -> Any:
-        return unary("ceil", self)
-
-    def __trunc__(self) -> Any:
-        return unary("trunc", self)
+# Python's operator -> elementwise function
+_ARITHMETIC = {"add": "add", "sub": "subtract", "mul": "multiply", "truediv": "true_divide", "mod": "mod", "pow": "power"}
+_ARITHMETIC |= {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "matmul": "matmul"}
+_COMPARISONS = {"eq": "equal", "ne": "not_equal", "gt": "greater", "ge": "greater_equal", "lt": "less", "le": "less_equal"}
+_UNARY = {"neg": "negative", "abs": "abs", "invert": "invert", "floor": "floor", "ceil": "ceil", "trunc": "trunc"}
+OPERATORS = {f"__{k}__": _operator(name) for k, name in (_ARITHMETIC | _COMPARISONS).items()}
+OPERATORS |= {f"__r{k}__": _operator(name, True) for k, name in _ARITHMETIC.items()}
+OPERATORS |= {f"__{k}__": _unary_operator(name) for k, name in _UNARY.items()}
+for _name, _method in (OPERATORS | {f"__i{k}__": _in_place(name) for k, name in _ARITHMETIC.items()}).items():
+    setattr(ndarray, _name, _method)
 
 
 class _View(View, ndarray):

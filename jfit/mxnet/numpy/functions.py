@@ -47,13 +47,15 @@ _SIGNATURES = {
     "clip": "a min=a_min max=a_max out",
     "diag": "v=array k",
     "diagflat": "v=array k",
-    "concatenate stack": "arrays=seq axis out",
+    "concatenate": "arrays=seq axis out",
+    "stack": "arrays axis out",
+    "vstack hstack dstack": "tup=arrays out",
     "histogram": "a bins range normed weights density",
 }
 _PLAIN = (
     "append argsort atleast_1d atleast_2d atleast_3d broadcast_to column_stack copy diagonal diff dot "
-    "dstack ediff1d einsum expand_dims flip fliplr flipud hstack inner moveaxis nan_to_num outer pad polyval ravel "
-    "repeat resize roll rollaxis rot90 sort squeeze swapaxes tensordot tile transpose tril vdot vstack where"
+    "ediff1d einsum expand_dims flip fliplr flipud inner moveaxis nan_to_num outer pad polyval ravel "
+    "repeat resize roll rollaxis rot90 sort squeeze swapaxes tensordot tile transpose tril vdot where"
 )
 _LISTS = "array_split broadcast_arrays dsplit hsplit meshgrid split vsplit"  # the result is a list, also of one array
 _ROUND = ("around", "round", "round_")
@@ -121,7 +123,7 @@ def _of_jax(name: str) -> Callable[..., Any]:
     def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         given = dict(zip(mxnet, args, strict=False)) | kwargs
         out = given.pop("out", out)
-        first = given.pop(mxnet[0])
+        first = given.pop(mxnet[0], None)
         if not given:
             return compute(fn, (first,), None, out)
         if unknown := [k for k in given if k not in jax_names]:

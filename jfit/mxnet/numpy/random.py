@@ -17,6 +17,7 @@ import numpy as np
 from jax import random
 
 from jfit.mxnet import keys
+from jfit.mxnet import random as legacy
 from jfit.mxnet.context import place
 from jfit.mxnet.keys import seed as seed
 from jfit.mxnet.namespaces import absent
@@ -62,6 +63,8 @@ def _sample(key: Any, *parameters: Any, sampler: Callable[..., Any], shape: tupl
 
 @functools.cache
 def __getattr__(name: str) -> Callable[..., Any]:
+    if name == "seed":  # read when it is used: that module imports mx.nd, which imports this one
+        return legacy.seed
     if name in ("rand", "randn"):
         return lambda *size, **options: __getattr__(_OTHERS[name])(size=size, **options)
     sampler = _SAMPLERS.get(_OTHERS.get(name, name)) or absent("mx.np.random", name, __dir__())

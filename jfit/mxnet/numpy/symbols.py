@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jfit.mxnet.numpy.arrays import compute, ndarray
+from jfit.mxnet.numpy.arrays import OPERATORS, compute, ndarray
 from jfit.mxnet.numpy.functions import METHODS
 from jfit.mxnet.symbol.symbol import Symbol
 
@@ -19,10 +19,7 @@ class NumpySymbol(Symbol):
         return compute(jnp.reshape, (self, shape[0] if isinstance(shape[0], tuple) else shape))
 
 
-for _name in (
-    *METHODS,
-    *(n for n, f in vars(ndarray).items() if getattr(f, "__name__", "") == "apply" and not n.startswith("__i")),
-):
+for _name in (*METHODS, *OPERATORS):
     setattr(NumpySymbol, _name, getattr(ndarray, _name))
 
 

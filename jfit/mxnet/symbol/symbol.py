@@ -20,6 +20,7 @@ from jfit.mxnet.groups import group_devices
 from jfit.mxnet.namespaces import split_attributes
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import zeros as nd_zeros
+from jfit.mxnet.precision import active
 from jfit.mxnet.util import is_np_shape
 
 
@@ -315,7 +316,8 @@ def operator(name: str) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         while args and args[-1] is None:  # a missing bias, as in F.FullyConnected(x, weight, None, no_bias=True)
             args = args[:-1]
-        return make(*args, **kwargs)
+        made = make(*args, **kwargs)
+        return made if active.policy is None else active.policy.cast_symbol(made)
 
     return call
 

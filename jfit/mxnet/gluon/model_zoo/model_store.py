@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from jfit.mxnet.errors import MissingFile
+from jfit.mxnet.errors import MissingFile, data_dir
 
 
 def get_model_file(name: str, root: str | os.PathLike[str] | None = None) -> str:
@@ -29,7 +29,7 @@ def get_model_file(name: str, root: str | os.PathLike[str] | None = None) -> str
         >>> get_model_file("alexnet", root=".")
         'alexnet.params'
     """
-    folder = Path(root or Path(os.environ.get("MXNET_HOME", "~/.mxnet")) / "models").expanduser()
+    folder = Path(root or Path(data_dir()) / "models").expanduser()
     files = [*sorted(folder.glob(f"{name}-????????.params")), *folder.glob(f"{name}.params")]
     if not files:
         hint = "copy it there from a computer that has it, or load other weights with load_parameters"

@@ -1,0 +1,1 @@
+"""`mx.contrib`: mixed precision, text, and older interfaces."""

@@ -1,0 +1,382 @@
+"""`mx.contrib.amp`: automatic mixed precision with float16 or bfloat16.
+
+`init` makes the operators of `mx.nd`, `mx.sym` and gluon cast their inputs; `convert_symbol`, `convert_model` and
+`convert_hybrid_block` put the casts into a graph.  Which operators compute in 16 bits is decided in `jfit.mxnet.precision`.
+
+>>> import jfit.mx as mx
+>>> net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
+>>> mx.contrib.amp.convert_symbol(net, "bfloat16").get_internals().list_outputs()[1]
+'data_amp_cast_bfloat16_output'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jfit.graph.nodes import Entry, Node, replace_nodes, topological
+from jfit.mxnet.context import cpu
+from jfit.mxnet.gluon.hybrid import HybridBlock, SymbolBlock
+from jfit.mxnet.gluon.trainer import Trainer
+from jfit.mxnet.ndarray.invoke import invoke
+from jfit.mxnet.precision import CONDITIONAL, EITHER, FULL, LOSSES, LOW, WIDEST, Policy, active, default_lists
+from jfit.mxnet.symbol import Symbol
+
+__all__ = [
+    "convert_hybrid_block", "convert_model", "convert_symbol", "init", "init_trainer", "list_conditional_fp32_ops",
+    "list_fp32_ops", "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params",
+    "list_widest_type_cast", "scale_loss", "unscale",
+]  # fmt: skip
+
+_LOG = logging.getLogger(__name__)
+
+
+def _name(target_dtype: Any) -> str:
+    """Return "float16" or "bfloat16" for a dtype or its name."""
+    name = target_dtype if isinstance(target_dtype, str) else np.dtype(target_dtype).name
+    assert name in ("float16", "bfloat16"), f"target_dtype is {name!r}, expected 'float16' or 'bfloat16'"
+    return name
+
+
+# ------------------------------------------------------------------------------------------------ training
+class LossScaler:
+    """The factor of the loss: 2^16, halved after a step with infinite gradients, doubled after 2000 steps without.
+
+    Example:
+        >>> LossScaler().loss_scale
+        65536.0
+
+    Source: Micikevicius and others, Mixed Precision Training, 2018; Apache MXNet 1.9.1, `contrib.amp.loss_scaler`.
+    """
+
+    MOST, STEPS = 2.0**24, 2000
+
+    def __init__(self) -> None:
+        self.loss_scale = self._next = 2.0**16
+        self._good_steps = 0
+
+    def has_overflow(self, params: Sequence[Any]) -> bool:
+        """Return whether a gradient of the parameters is infinite or nan; the scale changes one step later, as in MXNet."""
+        grads = [p.list_grad()[0] for p in params if p.grad_req != "null"]
+        finite = invoke("multi_all_finite", grads, {"num_arrays": len(grads)}) if grads else np.ones(1)
+        overflow = not np.asarray(finite).all()  # sync: the host decides whether to update
+        self.loss_scale, self._good_steps = self._next, 0 if overflow else self._good_steps + 1
+        if overflow:
+            self._next = self.loss_scale / 2
+            _LOG.info("AMP: the loss scale decreases to %g", self._next)
+        elif self._good_steps == self.STEPS:
+            self._next, self._good_steps = min(self.MOST, self.loss_scale * 2), 0
+            _LOG.info("AMP: the loss scale increases to %g", self._next)
+        return overflow
+
+
+def init(
+    target_dtype: Any = "float16", target_precision_ops: Sequence[str] | None = None,
+    conditional_fp32_ops: Sequence[tuple[str, str, list[str]]] | None = None, fp32_ops: Sequence[str] | None = None,
+) -> None:  # fmt: skip
+    """Make operators cast their inputs, for the rest of the process; call it before the network is made.
+
+    As in MXNet, arrays on a CPU are cast to bfloat16 but not to float16; graphs are cast to both.  Later calls do nothing.
+
+    Args:
+        target_dtype: "float16" or "bfloat16".
+        target_precision_ops: names of the operators that compute with it; default `list_lp16_ops`.
+        conditional_fp32_ops: (name, attribute, values at which it computes with float32); default `list_conditional_fp32_ops`.
+        fp32_ops: names of the operators that compute with float32; default `list_fp32_ops`.
+
+    Raises:
+        AssertionError: another dtype.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> init("bfloat16")
+        >>> mx.nd.FullyConnected(mx.nd.ones((1, 3)), mx.nd.ones((2, 3)), num_hidden=2, no_bias=True).dtype.__name__
+        'bfloat16'
+        >>> active.policy = None  # undo it for the other examples
+    """
+    if active.policy is None:
+        _LOG.info("Using AMP")
+        active.policy = _policy(target_dtype, target_precision_ops, fp32_ops, conditional_fp32_ops)
+
+
+def _policy(dtype: Any, low: Any, full: Any, conditional: Any) -> Policy:
+    lists = (list_lp16_ops(dtype) if low is None else low, list_fp32_ops(dtype) if full is None else full)
+    return Policy.of(_name(dtype), *lists, CONDITIONAL if conditional is None else conditional)
+
+
+def init_trainer(optimizer_or_trainer: Any) -> None:
+    """Give a Trainer a loss scale that adapts itself; its steps with infinite gradients change no parameter.
+
+    Args:
+        optimizer_or_trainer: a gluon Trainer.
+
+    Raises:
+        AssertionError: `init` has not been called.
+        TypeError: it is no Trainer.
+
+    Example:
+        >>> init_trainer(None)
+        Traceback (most recent call last):
+        ...
+        AssertionError: amp.init_trainer needs amp.init(), called before the network is made
+    """
+    assert active.policy is not None, "amp.init_trainer needs amp.init(), called before the network is made"
+    trainer = _trainer(optimizer_or_trainer)
+    trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), trainer._scale
+
+
+def _trainer(value: Any) -> Trainer:
+    if not isinstance(value, Trainer):
+        raise TypeError(f"mixed precision works with a gluon Trainer, got {type(value).__name__}")
+    return value
+
+
+@contextlib.contextmanager
+def scale_loss(loss: Any, optimizer_or_trainer: Any) -> Iterator[Any]:
+    """Context manager that yields the loss, or list of losses, times the loss scale; the next step divides by it.
+
+    Args:
+        loss: NDArray or list of NDArrays.
+        optimizer_or_trainer: a Trainer after `init_trainer`.
+
+    Raises:
+        AssertionError: `init_trainer` has not been called.
+
+    Example:
+        >>> with scale_loss(loss, trainer) as scaled:  # doctest: +SKIP
+        ...     scaled.backward()
+    """
+    scaler = getattr(optimizer_or_trainer, "_amp_loss_scaler", None)
+    assert scaler is not None, "the trainer has no loss scale: call amp.init_trainer(trainer) first"
+    optimizer_or_trainer._scale = optimizer_or_trainer._amp_original_scale / scaler.loss_scale
+    yield [each * scaler.loss_scale for each in loss] if isinstance(loss, (list, tuple)) else loss * scaler.loss_scale
+
+
+def unscale(optimizer_or_trainer: Any) -> None:
+    """Divide the gradients by the loss scale now, for example to clip them; the next step then does not.
+
+    Args:
+        optimizer_or_trainer: a Trainer after `init_trainer`.
+
+    Raises:
+        TypeError: it is no Trainer.
+
+    Example:
+        >>> unscale(None)
+        Traceback (most recent call last):
+        ...
+        TypeError: mixed precision works with a gluon Trainer, got NoneType
+    """
+    trainer = _trainer(optimizer_or_trainer)
+    for param in trainer._params:
+        for grad in param.list_grad() if param.grad_req != "null" else ():
+            grad[:] = grad * trainer._scale
+    trainer._scale = 1.0
+
+
+# ------------------------------------------------------------------------------------------------ graphs
+def convert_symbol(
+    sym: Symbol, target_dtype: Any = "float16", target_dtype_ops: Sequence[str] | None = None,
+    fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[Any] | None = None,
+    excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
+    cast_optional_params: bool = False,
+) -> Symbol:  # fmt: skip
+    """Return a graph with casts before the inputs of its operators.
+
+    Args:
+        sym: the graph.
+        target_dtype: "float16" or "bfloat16".
+        target_dtype_ops: names of the operators that compute with it; default `list_lp16_ops`.
+        fp32_ops: names of the operators that compute with float32; default `list_fp32_ops`.
+        conditional_fp32_ops: (name, attribute, values at which it computes with float32); default `list_conditional_fp32_ops`.
+        excluded_sym_names: names of nodes whose inputs are not cast.
+        data_names: names of the inputs, which stay float32; default: all variables without a dtype.
+        cast_optional_params: give parameters that are only read by casts to `target_dtype` that dtype, without casts.
+
+    Returns:
+        Symbol.
+
+    Raises:
+        AssertionError: `sym` is no Symbol, another dtype, or an operator in two lists.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> net = mx.sym.exp(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="fc"), name="e")
+        >>> convert_symbol(net, fp32_ops=["exp"]).get_internals().list_outputs()[-2:]
+        ['fc_amp_cast_float32_output', 'e_output']
+    """
+    assert isinstance(sym, Symbol), f"the first argument is a Symbol, got {type(sym).__name__}"
+    given = [target_dtype_ops, fp32_ops, [c[0] for c in conditional_fp32_ops or ()]]
+    names = [n for part in given for n in part or ()]
+    assert len(names) == len(set(names)), f"an operator is in two lists: {sorted({n for n in names if names.count(n) > 1})}"
+    policy = _policy(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops)
+    excluded = set(excluded_sym_names or ())
+    casts: dict[Any, Entry] = {}
+
+    def swap(node: Node, inputs: tuple[Entry, ...]) -> Node | None:
+        return None if node.op is None or node.name in excluded else policy.cast_node(node.rebuilt(inputs), casts)
+
+    heads = replace_nodes(sym.heads, swap)
+    if cast_optional_params:
+        variables = [n.name for n in topological(heads) if n.op is None and "__dtype__" not in n.attrs]
+        heads = _without_casts(heads, policy.dtype, set(variables if data_names is None else data_names))
+    return type(sym)(heads)
+
+
+def _without_casts(heads: tuple[Entry, ...], dtype: str, data_names: set[str]) -> tuple[Entry, ...]:
+    """Return a graph whose parameters have the dtype of their only users, casts, which are removed."""
+    nodes = topological(heads)
+    users: dict[int, list[Any]] = {}
+    for user in nodes:
+        for entry in user.inputs:
+            users.setdefault(id(entry.node), []).append(user)
+    code = {"float16": "2", "bfloat16": "12"}[dtype]
+    low: dict[int, Entry] = {}
+    for node in nodes:
+        of_node = [] if node.op else users.get(id(node), [])
+        if of_node and node.name not in data_names and all(u.op.name == "amp_cast" for u in of_node):
+            new = Entry(Node(None, node.raw_name, {**node.attrs, "__dtype__": code}), 0)
+            low |= {id(u): new for u in of_node}
+    return replace_nodes(heads, lambda node, inputs: low.get(id(node)))
+
+
+def convert_model(
+    sym: Symbol, arg_params: dict[str, Any], aux_params: dict[str, Any], target_dtype: Any = "float16",
+    target_dtype_ops: Sequence[str] | None = None,
+    fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[Any] | None = None,
+    excluded_sym_names: Sequence[str] | None = None, cast_optional_params: bool = False,
+) -> tuple[Symbol, dict[str, Any], dict[str, Any]]:  # fmt: skip
+    """Convert a graph as `convert_symbol` does, and its parameters.
+
+    Args:
+        sym: the graph.
+        arg_params: parameters, NDArrays by name.
+        aux_params: auxiliary states, NDArrays by name.
+        target_dtype: see `convert_symbol`, as all further arguments.
+        target_dtype_ops: see `convert_symbol`.
+        fp32_ops: see `convert_symbol`.
+        conditional_fp32_ops: see `convert_symbol`.
+        excluded_sym_names: see `convert_symbol`.
+        cast_optional_params: see `convert_symbol`; such parameters are cast.
+
+    Returns:
+        (symbol, parameters, auxiliary states).
+
+    Raises:
+        AssertionError: an argument of another type, see also `convert_symbol`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> net = mx.sym.exp(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="fc"), name="e")
+        >>> convert_model(net, {"fc_weight": mx.nd.ones((2, 3))}, {}, cast_optional_params=True)[1]["fc_weight"].dtype
+        <class 'numpy.float16'>
+    """
+    for params in (arg_params, aux_params):
+        assert isinstance(params, dict), f"parameters are a dict by name, got {type(params).__name__}"
+    data_names = [n for n in sym.list_inputs() if n not in arg_params and n not in aux_params]
+    lists = (target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names)
+    converted = convert_symbol(sym, target_dtype, *lists, data_names, cast_optional_params)
+    return converted, _cast_low(converted, arg_params, target_dtype), _cast_low(converted, aux_params, target_dtype)
+
+
+def _cast_low(symbol: Symbol, params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
+    attrs = symbol.attr_dict()
+    low = {n for n in params if attrs.get(n, {}).get("__dtype__", "0") in ("2", "12")}
+    return {n: v.astype(_name(dtype)) if n in low else v for n, v in params.items()}
+
+
+def convert_hybrid_block(
+    block: HybridBlock, target_dtype: Any = "float16", target_dtype_ops: Sequence[str] | None = None,
+    fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[Any] | None = None,
+    excluded_sym_names: Sequence[str] | None = None, ctx: Any = None,
+    cast_optional_params: bool = False,
+) -> SymbolBlock:  # fmt: skip
+    """Convert a hybridized block to a SymbolBlock with casts, for predictions.
+
+    Args:
+        block: a HybridBlock that was hybridized and called.
+        target_dtype: see `convert_symbol`, as the next arguments.
+        target_dtype_ops: see `convert_symbol`.
+        fp32_ops: see `convert_symbol`.
+        conditional_fp32_ops: see `convert_symbol`.
+        excluded_sym_names: see `convert_symbol`.
+        ctx: where the parameters of the new block are; default: the CPU.
+        cast_optional_params: see `convert_symbol`.
+
+    Raises:
+        RuntimeError: the block has not been hybridized and called.
+
+    Returns:
+        SymbolBlock.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> net = mx.sym.exp(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="fc"), name="e")
+        >>> block = mx.gluon.SymbolBlock(net, mx.sym.Variable("data"))
+        >>> block.initialize()
+        >>> _ = block(mx.nd.zeros((1, 3)))
+        >>> convert_hybrid_block(block)(mx.nd.zeros((1, 3))).asnumpy().tolist()
+        [[1.0, 1.0]]
+    """
+    assert isinstance(block, HybridBlock), f"block is a HybridBlock, got {type(block).__name__}"
+    if not block._cached_graph:
+        raise RuntimeError("convert_hybrid_block needs the block's graph: call block.hybridize(), and the block once, first.")
+    inputs, sym = block._cached_graph
+    lists = (target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names)
+    sym = convert_symbol(sym, target_dtype, *lists, [i.name for i in inputs], cast_optional_params)
+    values = _cast_low(sym, {n: p._reduce() for n, p in block.collect_params().items()}, target_dtype)
+    result = SymbolBlock(sym, inputs)
+    for name, param in result.collect_params().items():
+        param.cast(values[name].dtype)
+    result.collect_params().load_dict(values, ctx=cpu() if ctx is None else ctx)
+    return result
+
+
+def convert_bucketing_module(bucketing_mod: Any, *args: Any, **kwargs: Any) -> Any:
+    """Raise NotImplementedError: convert the symbol that `sym_gen` returns instead."""
+    raise NotImplementedError("convert_bucketing_module is not supported: call convert_symbol in the module's sym_gen instead.")
+
+
+# ------------------------------------------------------------------------------------------------ lists
+_NAMES = ["", "gamma", "beta", "moving_mean", "moving_var"]
+_FLOAT32_PARAMS = {"BatchNorm": _NAMES, "BatchNormWithReLU": _NAMES}
+# function -> (what it lists, kind or list for float16, kind or list for bfloat16)
+_LISTS: dict[str, tuple[str, Any, Any]] = {
+    "list_lp16_ops": ("the operators that compute in 16 bits", LOW, LOW),
+    "list_fp32_ops": ("the operators that compute with float32", FULL, FULL),
+    "list_lp16_fp32_ops": ("the operators that compute in the dtype of their inputs", EITHER, EITHER),
+    "list_widest_type_cast": ("the operators whose inputs are cast to the widest of their dtypes", WIDEST, WIDEST),
+    "list_conditional_fp32_ops": ("(operator, attribute, values at which it computes with float32)", CONDITIONAL, CONDITIONAL),
+    "list_loss_output_functions": ("the output heads", LOSSES, LOSSES),
+    "list_lp16_use_fp32_params": ("the float32 parameters of operators that read 16-bit data", None, _FLOAT32_PARAMS),
+}  # fmt: skip
+
+
+def _list(name: str, what: str, *values: Any) -> Any:
+    def names(target_dtype: Any) -> Any:
+        value = values[_name(target_dtype) == "bfloat16"]
+        return default_lists(_name(target_dtype) == "bfloat16")[value] if isinstance(value, str) else value
+
+    names.__name__ = names.__qualname__ = name
+    names.__doc__ = f"""List {what}.
+
+    Args:
+        target_dtype: "float16" or "bfloat16".
+
+    Returns:
+        A list; for `list_lp16_use_fp32_params` a dict by operator, or None.
+
+    Example:
+        >>> _ = {name}("float16")
+    """
+    return names
+
+
+(
+    list_lp16_ops, list_fp32_ops, list_lp16_fp32_ops, list_widest_type_cast, list_conditional_fp32_ops,
+    list_loss_output_functions, list_lp16_use_fp32_params,
+) = (_list(name, *row) for name, row in _LISTS.items())  # fmt: skip
