@@ -110,13 +110,16 @@ def modules_below(name: str, module: ModuleType) -> Iterator[tuple[str, ModuleTy
 
 
 def definition(value: Any) -> str:
-    """Return the dotted path at which a function or class is defined, "" if it is not found there."""
+    """Return the dotted path at which the text of a module defines a function or class, "" if it does not (made by a table)."""
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not (inspect.isclass(value) or inspect.isfunction(value)) or module not in sys.modules:
         return ""
     target: Any = sys.modules[module]
     for part in str(path).split("."):
         target = getattr(target, part, None)
+    name, source = value.__name__, inspect.getsource(sys.modules[module])
+    if not re.search(rf"^ *(def|class) {name}\b|^{name} *[:=]", source, re.MULTILINE):
+        return ""
     # A wrapper of a function has its docstring and its signature.
     return f"{module}.{path}" if target is value or (target is not None and target.__doc__ == value.__doc__) else ""
 

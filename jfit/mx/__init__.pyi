@@ -6,13 +6,12 @@ from jfit.graph import scopes as attribute, scopes as name
 from jfit.graph.scopes import AttrScope as AttrScope
 from jfit.mxnet import (
     autograd as autograd, callback as callback, context as context, errors as base, errors as error, image as image,
-    initializer as init, initializer as initializer, logs as log, metric as metric, misc as misc, ndarray as nd, ndarray as
-    ndarray, ndarray_classes as gluon, ndarray_classes as kv, ndarray_classes as kvstore, ndarray_classes as mod,
-    ndarray_classes as model, ndarray_classes as module, ndarray_classes as mon, ndarray_classes as monitor, numpy as np,
-    numpy as numpy, operator as operator, optimizer as optimizer, profiler as profiler, random as random, random as rnd,
-    recordio as recordio, registry as registry, rnn as rnn, runtime as engine, runtime as libinfo, runtime as library,
-    runtime as rtc, runtime as runtime, symbol as sym, symbol as symbol, test_utils as test_utils, util as util,
-    visualization as visualization, visualization as viz,
+    initializer as init, initializer as initializer, logs as log, metric as metric, misc as misc, ndarray as nd,
+    ndarray_classes as kv, ndarray_classes as kvstore, ndarray_classes as mod, ndarray_classes as model, ndarray_classes as
+    module, ndarray_classes as mon, ndarray_classes as monitor, numpy as np, numpy as numpy, operator as operator, optimizer
+    as optimizer, profiler as profiler, random as random, random as rnd, recordio as recordio, registry as registry, rnn as
+    rnn, runtime as engine, runtime as libinfo, runtime as library, runtime as rtc, runtime as runtime, symbol as sym,
+    symbol as symbol, test_utils as test_utils, util as util, visualization as visualization, visualization as viz,
 )
 from jfit.mxnet.context import (
     Context as Context, cpu as cpu, cpu_pinned as cpu_pinned, current_context as current_context, gpu as gpu,
@@ -31,6 +30,7 @@ from jfit.mxnet.util import (
 )
 
 contrib: typing.Any
+gluon: typing.Any
 onnx: typing.Any
 __version__: str
 __all__ = [

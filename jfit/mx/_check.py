@@ -57,6 +57,8 @@ def status(path: str) -> Status:
         value, error = _member(value, name, part)
         if value is _ABSENT:
             return missing(name, error)
+    if name in remarks()["missing"]:  # it is there, and raises an error
+        return missing(name)
     remark = _listed("differs", name)
     return Status(name, "differs" if remark else "there", remark)
 

@@ -29,7 +29,7 @@ def get_registry(base_class: type) -> dict[str, type]:
         Dict: name -> class.
 
     Example:
-        >>> get_registry(int)
+        >>> get_registry(float)
         {}
     """
     return dict(_classes[base_class])

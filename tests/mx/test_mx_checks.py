@@ -42,7 +42,8 @@ def same(found, recorded):
 
 
 @pytest.mark.parametrize(("name", "check"), CASES, ids=[f"{n}-{c}" for n, c in CASES])
-def test_check_agrees_with_mxnet(name, check):
+def test_check_agrees_with_mxnet(name, check, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some checks save files
     recorded = json.loads((suite.GOLDEN / f"{name}.json").read_text())[check]
     found = suite.run(suite.checks_of(name)[check], mx)
     problems = []

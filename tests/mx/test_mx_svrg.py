@@ -175,5 +175,5 @@ def test_invalid_arguments_raise():
 
     with pytest.raises(ValueError, match="no batches from train_data"):
         module.update_full_grads(Empty())
-    with pytest.raises(AttributeError, match="text"):
-        mx.contrib.text  # noqa: B018
+    with pytest.raises(AttributeError, match="tensorrt"):
+        mx.contrib.tensorrt  # noqa: B018

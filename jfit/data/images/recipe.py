@@ -110,14 +110,8 @@ class Recipe(NamedTuple):
 DTYPES = ("float32", "uint8", "int8")
 _COLORS = ("brightness", "contrast", "saturation", "random_h", "random_s", "random_l", "pca_noise")
 _SHAPES = (
-    "min_random_scale",
-    "max_random_scale",
-    "rotate",
-    "max_rotate_angle",
-    "max_shear_ratio",
-    "min_img_size",
-    "max_img_size",
-)
+    "min_random_scale", "max_random_scale", "rotate", "max_rotate_angle", "max_shear_ratio", "min_img_size", "max_img_size",
+)  # fmt: skip
 
 
 def check_recipe(recipe: Recipe) -> Recipe:
@@ -161,10 +155,9 @@ def random_numbers(seed: int, epoch: int, row: int) -> np.random.Generator:
 
 def is_random(recipe: Recipe) -> bool:
     """Return whether a recipe has random augmentations."""
-    fields = ("rand_crop", "random_resized_crop", "rand_mirror", "brightness", "contrast", "saturation", "pca_noise")
+    fields = ("rand_crop", "random_resized_crop", "rand_mirror", *_COLORS)
     ranges = recipe.min_random_scale != recipe.max_random_scale or recipe.min_crop_size != recipe.max_crop_size
     fields += ("max_random_contrast", "max_random_illumination", "max_rotate_angle", "max_shear_ratio", "max_aspect_ratio")
-    fields += ("random_h", "random_s", "random_l")
     return ranges or recipe.inter_method == 10 or any(getattr(recipe, name) for name in fields)
 
 
@@ -253,8 +246,7 @@ def _transforms(recipe: Recipe) -> bool:
 
 def _transformed(recipe: Recipe, rng: np.random.Generator | None, image: Any) -> Any:
     """Rotate, shear, scale and stretch an image around its center; returns a Pillow image."""
-    array = np.asarray(image)
-    array = array if array.ndim == 3 else array[..., None]
+    array = np.atleast_3d(image)
     shear = _between(rng, -recipe.max_shear_ratio, recipe.max_shear_ratio)
     angle, limit = recipe.rotate, recipe.max_rotate_angle
     if angle <= 0:
@@ -265,10 +257,10 @@ def _transformed(recipe: Recipe, rng: np.random.Generator | None, image: Any) ->
     down = 2 * scale / (1 + ratio)
     across = ratio * down
     turn = [[down * cosine - shear * sine * across, down * sine + shear * cosine * across], [-sine * across, cosine * across]]
-    matrix = np.array([[*turn[0], 0.0], [*turn[1], 0.0]], np.float32)
+    linear = np.array(turn, np.float32)
     old = np.array(array.shape[1::-1], np.float32)
     new = np.clip(old * np.float32(scale), recipe.min_img_size, recipe.max_img_size).astype(np.float32)
-    matrix[:, 2] = (new - matrix[:, :2] @ old) / 2
+    matrix = np.column_stack([linear, (new - linear @ old) / 2])
     size = max(1, int(new[0])), max(1, int(new[1]))
     drawn = int(rng.integers(5)) if recipe.inter_method == 10 and rng is not None else 1
     kind = interpolation(recipe.inter_method, array.shape[:2], size[::-1], drawn)  # type: ignore[arg-type]
@@ -314,8 +306,7 @@ def _resample(
     if not recipe.antialias:
         # Crop the Pillow image before it becomes an array: much of it may lie outside the box.
         region = reach(image.size, size, method, box) if size != image.size else (x, y, x + width, y + height)
-        array = np.asarray(image.crop(region))
-        array = array if array.ndim == 3 else array[..., None]
+        array = np.atleast_3d(image.crop(region))
         part = resample(array, size, method, box, (image.size, region[:2])) if size != image.size else array
         return part if (width, height) == target else resample(part, target, method)
     return image.resize(target, getattr(pillow().Resampling, INTERPOLATIONS[method]), box=source)
@@ -336,8 +327,7 @@ def _between(rng: np.random.Generator | None, low: float, high: float) -> float:
 def _color_jitter(recipe: Recipe, array: np.ndarray, rng: np.random.Generator | None) -> list[np.ndarray]:
     """Apply brightness, contrast and saturation in random order, then PCA noise; returns float32 channels in 0 .. 255."""
     assert rng is not None
-    image = np.asarray(array, np.float32)
-    image = image if image.ndim == 3 else image[..., None]
+    image = np.atleast_3d(np.asarray(array, np.float32))
     image = image if image.shape[2] == 3 else np.repeat(image, 3, axis=2)
     jitters = [("brightness", colour.brightness), ("contrast", colour.contrast), ("saturation", colour.saturation)]
     for number in rng.permutation(3):

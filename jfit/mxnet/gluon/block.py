@@ -349,8 +349,7 @@ def rows(blocks: dict[str, Any]) -> str:
 
 
 def _shape_text(arrays: Any) -> str:
-    def shapes(value: Any) -> Any:
-        return [shapes(v) for v in value] if isinstance(value, (list, tuple)) else getattr(value, "shape", value)
-
-    found = shapes(arrays)
-    return str(found)[1:-1] if isinstance(found, list) else str(found)
+    """Return the shape of an array, or those of arrays in nested lists."""
+    if isinstance(arrays, (list, tuple)):
+        return ", ".join(f"[{_shape_text(v)}]" if isinstance(v, (list, tuple)) else _shape_text(v) for v in arrays)
+    return str(getattr(arrays, "shape", arrays))

@@ -28,7 +28,7 @@ class Loss(HybridBlock):
     Source: Apache MXNet 1.9.1, `mxnet.gluon.loss`, as all losses here.
     """
 
-    def __init__(self, weight: float | None, batch_axis: int, **kwargs: Any) -> None:
+    def __init__(self, weight: float | None = None, batch_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._weight, self._batch_axis = weight, batch_axis
 
@@ -56,9 +56,6 @@ class _ElementwiseLoss(Loss):
         **kwargs: prefix and params, as for `Block`.
     """
 
-    def __init__(self, weight: float | None = None, batch_axis: int = 0, **kwargs: Any) -> None:
-        super().__init__(weight, batch_axis, **kwargs)
-
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         """Return the loss of each row; `label` has as many values as `pred`, `sample_weight` broadcasts to its shape."""
         return self._mean(F, self._elements(F, pred, F.reshape_like(label, pred)), sample_weight)
@@ -67,8 +64,8 @@ class _ElementwiseLoss(Loss):
         raise NotImplementedError
 
 
-class _MarginLoss(_ElementwiseLoss):
-    """An elementwise loss with a margin between the classes -1 and 1."""
+class _MarginLoss(Loss):
+    """A loss with a margin between the classes."""
 
     def __init__(self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(weight, batch_axis, **kwargs)
@@ -120,18 +117,18 @@ class HuberLoss(_ElementwiseLoss):
         return F.where(error > self._rho, error - 0.5 * self._rho, 0.5 / self._rho * F.square(error))
 
 
-class HingeLoss(_MarginLoss):
+class HingeLoss(_MarginLoss, _ElementwiseLoss):
     """The mean of max(0, margin - pred * label), with labels -1 and 1."""
 
     def _elements(self, F: Any, pred: Any, label: Any) -> Any:
         return F.relu(self._margin - pred * label)
 
 
-class SquaredHingeLoss(_MarginLoss):
+class SquaredHingeLoss(HingeLoss):
     """The mean of max(0, margin - pred * label)^2, with labels -1 and 1."""
 
     def _elements(self, F: Any, pred: Any, label: Any) -> Any:
-        return F.square(F.relu(self._margin - pred * label))
+        return F.square(super()._elements(F, pred, label))
 
 
 def _cross_entropy(F: Any, logits: Any, label: Any) -> Any:
@@ -297,17 +294,13 @@ class CTCLoss(Loss):
         return self._weighted(F, F.CTCLoss(pred, label, *lengths, blank_label="last", **used), sample_weight)
 
 
-class TripletLoss(Loss):
+class TripletLoss(_MarginLoss):
     """max(0, margin + |pred - positive|^2 - |pred - negative|^2), called with (pred, positive, negative).
 
     Args:
         margin: distance that the negatives have to be farther away.
         weight, batch_axis, **kwargs: as for `L2Loss`.
     """
-
-    def __init__(self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any) -> None:
-        super().__init__(weight, batch_axis, **kwargs)
-        self._margin = margin
 
     def hybrid_forward(self, F: Any, pred: Any, positive: Any, negative: Any) -> Any:
         """Return the loss of each row."""

@@ -7,7 +7,6 @@ MXNet.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 import warnings
@@ -143,7 +142,6 @@ class _DetRandomArea(DetAugmenter):
         ratios, areas = (v if isinstance(v, (list, tuple)) else (v, v) for v in (aspect_ratio_range, area_range))
         super().__init__(aspect_ratio_range=ratios, area_range=areas, max_attempts=max_attempts, **others)
         self.aspect_ratio_range, self.area_range, self.max_attempts = ratios, areas, max_attempts
-        vars(self).update(others)
         self.enabled = self._smallest < areas[1] >= areas[0] and 0 < ratios[0] <= ratios[1]
         if not self.enabled:
             text = f"aspect_ratio_range is {ratios}, area_range {areas}; expected minimum <= maximum, above 0 and "
@@ -188,15 +186,13 @@ class DetRandomCropAug(_DetRandomArea):
     Source: Liu and others, SSD: Single Shot MultiBox Detector, 2016, section 2.2.
     """
 
-    min_object_covered: float
-    min_eject_coverage: float
-
     def __init__(
         self, min_object_covered: float = 0.1, aspect_ratio_range: Any = (0.75, 1.33), area_range: Any = (0.05, 1.0),
         min_eject_coverage: float = 0.3, max_attempts: int = 50,
     ) -> None:  # fmt: skip
         covered = {"min_object_covered": min_object_covered, "min_eject_coverage": min_eject_coverage}
         super().__init__(aspect_ratio_range, area_range, max_attempts, **covered)
+        self.min_object_covered, self.min_eject_coverage = min_object_covered, min_eject_coverage
 
     def __call__(self, src: Any, label: Any) -> tuple[Any, Any]:
         found = self._proposal(label, *src.shape[:2])
@@ -258,13 +254,13 @@ class DetRandomPadAug(_DetRandomArea):
     """
 
     _smallest = 1.0
-    pad_val: Any
 
     def __init__(
         self, aspect_ratio_range: Any = (0.75, 1.33), area_range: Any = (1.0, 3.0), max_attempts: int = 50,
         pad_val: Any = (128, 128, 128),
     ) -> None:  # fmt: skip
         super().__init__(aspect_ratio_range, area_range, max_attempts, pad_val=pad_val)
+        self.pad_val = pad_val
 
     def __call__(self, src: Any, label: Any) -> tuple[Any, Any]:
         height, width = src.shape[:2]
@@ -421,10 +417,7 @@ class ImageDetIter(ImageIter):
     def _estimate_label_shape(self) -> tuple[int, int]:
         """Return (most objects of an image, width of an object)."""
         self.reset()
-        shapes = []
-        with contextlib.suppress(StopIteration):
-            while True:
-                shapes.append(self._parse_label(self.next_sample()[0]).shape)
+        shapes = [self._parse_label(self.next_sample()[0]).shape for _ in self.seq]
         self.reset()
         return max(shape[0] for shape in shapes), shapes[-1][1]
 
@@ -437,10 +430,10 @@ class ImageDetIter(ImageIter):
         if (raw.size - header) % width:
             raise RuntimeError(f"a label has {raw.size} numbers; without a header of {header} that is no multiple of {width}")
         objects = raw[header:].reshape(-1, width)
-        valid = objects[(objects[:, 3] > objects[:, 1]) & (objects[:, 4] > objects[:, 2])]
-        if not len(valid):
+        objects = objects[(objects[:, 3] > objects[:, 1]) & (objects[:, 4] > objects[:, 2])]
+        if not len(objects):
             raise RuntimeError("an image has no valid box: right > left and bottom > top")
-        return valid
+        return objects
 
     def _sample(self) -> tuple[Any, np.ndarray]:
         while True:
@@ -449,8 +442,6 @@ class ImageDetIter(ImageIter):
             try:
                 self.check_valid_image([image])
                 image, label = self.augmentation_transform(image, self._parse_label(label))
-                if label.ndim != 2 or label.shape[1] < 5:
-                    raise RuntimeError(f"an augmented label has shape {label.shape}, expected (objects, 5 or more)")
                 if not ((label[:, 0] >= 0) & (label[:, 3] > label[:, 1]) & (label[:, 4] > label[:, 2])).any():
                     raise RuntimeError("an augmented label has no valid box")
             except RuntimeError as error:
@@ -509,8 +500,7 @@ class ImageDetIter(ImageIter):
         assert widths[0] == widths[1], f"the objects have {widths[0]} and {widths[1]} numbers, expected equally many"
         shape = max(self.label_shape[0], it.label_shape[0]), widths[0]
         for each in (self, it):
-            if each.label_shape != shape:
-                each.reshape(None, shape)
-                if verbose:
-                    _LOG.info("label_shape is now %s", shape)
+            each.reshape(None, shape)
+        if verbose:
+            _LOG.info("label_shape is now %s", shape)
         return it

@@ -31,7 +31,7 @@ _ISOLATED = 16  # OpenCV's flag of a border type, which has no effect on whole i
 def on_host(src: Any, change: Callable[[np.ndarray], np.ndarray]) -> Any:
     """Return `change(image)`, a function of a NumPy array, as an NDArray if the image is one, else as a NumPy array."""
     if isinstance(src, MutableArray):
-        return _created(change(src.asnumpy()), mutable_class(src))
+        return created(change(src.asnumpy()), mutable_class(src))
     return change(np.asarray(src))
 
 
@@ -60,7 +60,7 @@ def imdecode(buf: Any, flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -
     content = buf.asnumpy().tobytes() if isinstance(buf, MutableArray) else bytes(buf)
     with translated():
         array = decode(content, "RGB" if flag else "L")
-    return _to_out(_created(array[..., ::-1] if flag and not to_rgb else array, current_kind()), out)
+    return _to_out(created(array[..., ::-1] if flag and not to_rgb else array, current_kind()), out)
 
 
 def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -> NDArray:
@@ -87,10 +87,11 @@ def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: int | bool =
     """
     with translated():
         array = decode(read_file(filename), "RGB" if flag else "L", filename)
-    return _to_out(_created(array[..., ::-1] if flag and not to_rgb else array, current_kind()), out)
+    return _to_out(created(array[..., ::-1] if flag and not to_rgb else array, current_kind()), out)
 
 
-def _created(value: np.ndarray, kind: Any) -> Any:
+def created(value: np.ndarray, kind: Any) -> Any:
+    """Return a new array of a class with a copy of the value."""
     return kind(copy_as(value, value.dtype))
 
 

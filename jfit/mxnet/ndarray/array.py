@@ -74,13 +74,13 @@ class NDArray(MutableArray):
     def shape(self) -> tuple[int, ...]:
         """Sizes of the axes; does not compute the values of a recorded array."""
         entry = self._entry
-        return self.value.shape if entry is None else entry[0].step.specs[entry[1]].shape
+        return self.value.shape if entry is None else entry[0].specs[entry[1]].shape
 
     @property
     def dtype(self) -> Any:
         """Element type as a NumPy scalar type such as `numpy.float32`, as in MXNet."""
         entry = self._entry
-        return np.dtype(self.value.dtype if entry is None else entry[0].step.specs[entry[1]].dtype).type
+        return np.dtype(self.value.dtype if entry is None else entry[0].specs[entry[1]].dtype).type
 
     @property
     def has_value(self) -> bool:
@@ -225,8 +225,7 @@ class NDArray(MutableArray):
         """
         value = self.value  # before the array is detached from what was recorded
         self._entry, self._grad_req = None, None if grad_req == "null" else grad_req
-        kind = NDArray if isinstance(self, View) else type(self)
-        self.grad = kind(jnp.zeros_like(jnp.asarray(value)))
+        self.grad = self._kind(jnp.zeros_like(jnp.asarray(value)))
 
     def backward(self, out_grad: Any = None, retain_graph: bool = False, train_mode: bool = True) -> None:
         """Compute the gradients of this array with respect to all variables it was computed from, see `mx.autograd.backward`.

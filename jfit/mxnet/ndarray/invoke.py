@@ -37,7 +37,7 @@ def _divide(x: Any, y: Any) -> Any:
 _NAMES = "plus add minus rminus sub mul rdiv equal not_equal greater greater_equal lesser lesser_equal"
 _NUMPY: dict[str, Any] = BROADCAST | WITH_NUMBER
 _NUMPY = {k: f for k, f in _NUMPY.items() if k.removeprefix("broadcast_").removesuffix("_scalar").strip("_") in _NAMES.split()}
-_NUMPY |= {"broadcast_div": _divide, "_div_scalar": _divide}
+_NUMPY |= {"broadcast_div": _divide, "_div_scalar": _divide, "negative": np.negative}
 
 
 def invoke(
@@ -108,6 +108,9 @@ def run(call: Call, arrays: Sequence[Any], kind: Any = MutableArray) -> list[Any
         outputs = call.run[mode.training](key, *values) if fn is None else (fn(*values),)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise refused(call, values, error) from error
+    except jax.errors.JaxRuntimeError:  # of Python code of the user that the program called
+        with translated():
+            raise
     results = []
     for output in outputs:  # `kind(output)`, without looking at the type of the output
         result = kind.__new__(kind)

@@ -150,7 +150,7 @@ class _Pass:
 
 
 def _or_ones(gradient: Any, tape: Tape, slot: int) -> Any:
-    spec = tape.step.specs[slot]
+    spec = tape.specs[slot]
     return np.ones(spec.shape, spec.dtype) if gradient is None else gradient
 
 

@@ -8,14 +8,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+import jfit
 from jfit.graph.nodes import Entry, Node, is_own
 from jfit.graph.symbol import Symbol
-from jfit.lowering import lower
 from jfit.ops import Attrs, Ctx, Op
 from jfit.programs import Program, kept
 
 Arrays = Sequence[Any]
+_KEY = jax.ShapeDtypeStruct((2,), np.uint32)  # key data of JAX's default generator, threefry
 
 
 class Call:
@@ -30,12 +32,14 @@ class Call:
         is_random: whether it takes a key.
         aux: positions of the auxiliary states among the inputs.
         run: for each training mode (False, True) the compiled function (key data or None, *inputs) -> visible outputs, a tuple.
+        shapes: function (training mode, shapes and dtypes of the inputs, a tuple) -> those of the visible outputs.
         pull: for each mode the compiled function (key data or None, inputs, cotangents of the outputs) -> (cotangents of the
             inputs, new auxiliary states).
     """
 
     def __init__(self, op: Op, params: Attrs, build: Callable[..., Any] = jax.jit) -> None:
         self.op, self.params, self.is_random = op, params, op.needs_rng
+        self.shapes = functools.lru_cache(maxsize=64)(self._shapes)
         count = len(op.input_names(params))
         self.aux = tuple(range(count, count + len(op.aux)))
         # keep_unused: zeros_like does not read its input, but its output must be on the input's device
@@ -46,6 +50,10 @@ class Call:
     def outputs(self, train: bool, key: Any, *arrays: Any) -> tuple[Any, ...]:
         """Compute the visible outputs."""
         return self._apply(train, key, *arrays)[0]
+
+    def _shapes(self, train: bool, specs: tuple[Any, ...]) -> tuple[Any, ...]:
+        key = _KEY if self.is_random else None
+        return jax.eval_shape(functools.partial(self.outputs, train), key, *specs)
 
     def _apply(self, train: bool, key: Any, *arrays: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         op = self.op
@@ -126,7 +134,7 @@ def graph_call(symbol: Symbol) -> tuple[Call, tuple[str, ...]]:
     known = _graphs.get(id(symbol))
     if known is None or known[0] is not symbol:
         names, aux = symbol.list_arguments(), symbol.list_auxiliary_states()
-        model = lower(symbol, inputs=[])
+        model = jfit.lower(symbol, inputs=[])
 
         def run(ctx: Ctx, attrs: Attrs, *arrays: Any) -> Any:
             values = dict(zip((*names, *aux), arrays, strict=True))

@@ -10,16 +10,17 @@ from typing import Any
 import jax
 import numpy as np
 
+import jfit
 from jfit.graph.nodes import Entry, Node
 from jfit.graph.symbol import Symbol
-from jfit.lowering import lower
-from jfit.lowering.model import Model
+from jfit.mxnet.errors import translated
 from jfit.mxnet.recording.calls import Call, cotangent, function_call, is_float
 from jfit.mxnet.recording.steps import Step
 from jfit.programs import Program
 
-MAX_NEW = 32  # plans that are compiled when they run for the first time
+MAX_NEW = 32  # how many plans are compiled at their first run, without a second run since
 _new = [0]  # number of those
+MAX_OPERATIONS = 2000  # XLA's time to compile grows faster than the number of operations; more of them run one by one
 
 
 class Plan:
@@ -43,8 +44,8 @@ class Plan:
     def __init__(
         self, step: Step, heads: Sequence[int], wanted: Sequence[int], roots: Sequence[int], known: Collection[int]
     ) -> None:
-        self.heads, self._specs, self._runs, self._is_compiled = tuple(heads), step.specs, 0, False
-        operations = {slot: s for s in step.path() if s.call for slot in range(s.first, s.first + _count(s))}
+        self.heads, self._runs, self._is_new = tuple(heads), 0, False
+        operations = {slot: s for s in step.path() if s.call for slot in _slots(s)}
         self._operations, self._known = operations, frozenset(known)
         together = self._connected(roots)
         self.extras = tuple(slot for slot in wanted if slot in together)
@@ -53,9 +54,10 @@ class Plan:
         self._steps = sorted({operations[slot] for slot in needed if slot not in self._known}, key=lambda s: s.first)
         inputs = sorted({slot for s in self._steps for slot in s.inputs})
         self.leaves = tuple(s for s in inputs if s not in operations or s in self._known)
-        requests = {s.first: s.request for s in step.path() if s.call is None}
+        variables = {s.first: s.outputs[0] for s in step.path() if s.request and is_float(s.outputs[0])}
         used = {slot for s in self._steps if s.first in self.visited for slot in s.inputs}
-        self.variables = tuple(s for s in self.leaves if s in used and requests.get(s) and is_float(self._specs[s]))
+        self.variables = tuple(slot for slot in self.leaves if slot in used and slot in variables)
+        self._specs = [variables[slot] for slot in self.variables]
         aux = {s.inputs[i]: None for s in self._steps if s.train and s.first in self.visited for i in s.call.aux}  # type: ignore[union-attr]
         self.aux = tuple(aux)
         self._train = any(s.train for s in self._steps)
@@ -69,19 +71,24 @@ class Plan:
             slot = stack.pop()
             if slot in self._operations and slot not in found:
                 step = self._operations[slot]
-                found.update(range(step.first, step.first + _count(step)))
+                found.update(_slots(step))
                 stack.extend(() if slot in self._known else step.inputs)
         return found
 
     def _connected(self, roots: Sequence[int]) -> set[int]:
         """Return the slots of the results that are connected with the roots by operations (not by a common leaf)."""
-        found = set(roots)
-        groups = [
-            {*range(s.first, s.first + _count(s)), *(i for i in s.inputs if i in self._operations)}
-            for s in {*self._operations.values()}
-        ]
-        while grown := [g for g in groups if g & found and not g <= found]:
-            found.update(*grown)
+        users: dict[int, list[Step]] = {}
+        for step in {*self._operations.values()}:
+            for slot in step.inputs:
+                users.setdefault(slot, []).append(step)
+        found: set[int] = set()
+        stack = list(roots)
+        while stack:
+            slot = stack.pop()
+            if slot in self._operations and slot not in found:
+                found.add(slot)
+                for step in (self._operations[slot], *users.get(slot, ())):
+                    stack.extend((*_slots(step), *step.inputs))
         return found
 
     # ---------------------------------------------------------------------------------------------- the graph
@@ -92,12 +99,12 @@ class Plan:
         for step in self._steps:
             assert step.call is not None
             node = step.call.node(f"n{step.first}", [entries[slot] for slot in step.inputs], self._train and not step.train)
-            entries.update({step.first + i: Entry(node, i) for i in range(_count(step))})
+            entries.update({slot: Entry(node, i) for i, slot in enumerate(_slots(step))})
         return Symbol(tuple(entries[slot] for slot in (*self.heads, *self.extras)))
 
     @functools.cached_property
-    def _model(self) -> Model:
-        return lower(self.symbol, inputs=[])
+    def _model(self) -> Any:
+        return jfit.lower(self.symbol, inputs=[])
 
     def _apply(self, key: Any, values: dict[int, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return (heads and extras, new auxiliary states)."""
@@ -129,30 +136,37 @@ class Plan:
         return Program(fn, jax.jit, name="autograd_backward" if self.heads else "autograd_forward")
 
     def _compiles(self) -> bool:
-        """Return whether to compile: while few plans are new, or if this one runs again."""
+        """Return whether to compile: while few plans were compiled in vain, or if this one runs again."""
+        if len(self._steps) > MAX_OPERATIONS:
+            return False
         self._runs += 1
-        if not self._is_compiled and (self._runs > 1 or _new[0] < MAX_NEW):
-            self._is_compiled = True
-            _new[0] += self._runs == 1
-        return self._is_compiled
+        if self._runs == 1 and _new[0] < MAX_NEW:
+            self._is_new = True
+            _new[0] += 1
+        elif self._is_new:
+            self._is_new = False
+            _new[0] -= 1
+        return self._is_new or self._runs > 1
 
     def values(self, key: Any, leaves: Sequence[Any]) -> Sequence[Any]:
         """Return the values of `extras`."""
         if self._compiles():
-            return self._program(key, leaves)
+            with translated():
+                return self._program(key, leaves)
         values = self._one_by_one(key, leaves)
         return [values[slot] for slot in self.extras]
 
     def gradients(self, key: Any, leaves: Sequence[Any], head_gradients: Sequence[Any]) -> tuple[Any, Any, Any]:
         """Return (gradients of `variables`, values of `extras`, new values of `aux`); a head gradient may be None, for ones."""
         if self._compiles():
-            return self._program(key, leaves, head_gradients)
+            with translated():
+                return self._program(key, leaves, head_gradients)
         values, cotangents, new_aux = self._one_by_one(key, leaves), {}, {}
         for slot, gradient in zip(self.heads, head_gradients, strict=True):
             one = cotangent(values[slot], gradient)
             cotangents[slot] = one if slot not in cotangents else cotangents[slot] + one
         for step in reversed(self._steps):
-            outs = [cotangents.pop(step.first + i, None) for i in range(_count(step))]
+            outs = [cotangents.pop(slot, None) for slot in _slots(step)]
             if all(o is None for o in outs):
                 continue
             call: Any = step.call
@@ -162,7 +176,8 @@ class Plan:
                 if gradient is not None:
                     cotangents[slot] = gradient if slot not in cotangents else cotangents[slot] + gradient
             new_aux.update(zip([step.inputs[i] for i in call.aux], new, strict=False))
-        grads = [cotangents.get(slot, np.zeros(self._specs[slot].shape, self._specs[slot].dtype)) for slot in self.variables]
+        zeros = [np.zeros(spec.shape, spec.dtype) for spec in self._specs]
+        grads = [cotangents.get(slot, zero) for slot, zero in zip(self.variables, zeros, strict=True)]
         return grads, [values[slot] for slot in self.extras], [new_aux.get(slot, values[slot]) for slot in self.aux]
 
     def _one_by_one(self, key: Any, leaves: Sequence[Any]) -> dict[int, Any]:
@@ -193,5 +208,5 @@ def _key_of(key: Any, step: Step) -> Any:
     return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), zlib.crc32(f"n{step.first}".encode())))
 
 
-def _count(step: Step) -> int:
-    return len(step.specs) - step.first
+def _slots(step: Step) -> range:
+    return range(step.first, step.first + len(step.outputs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,26 +27,26 @@ class Step:
         first: slot of the leaf, or of the first result.
         request: of a leaf: "write" or "add" for a variable, "link" for an array that was computed from variables elsewhere,
             None for a constant.
-        specs: shape and dtype of each slot on the path.
+        outputs: shape and dtype of the leaf, or of each result.
         next: the steps that were recorded after this one, by what they do.
         plans: `Plan`s for paths that end here.
     """
 
-    __slots__ = ("call", "first", "inputs", "next", "parent", "plans", "request", "specs", "train")
+    __slots__ = ("call", "first", "inputs", "next", "outputs", "parent", "plans", "request", "train")
     count = 0  # of all steps that were made since the tree was emptied
 
     def __init__(
         self,
         parent: Step | None,
-        specs: tuple[Any, ...],
+        outputs: tuple[Any, ...],
         call: Call | None = None,
         train: bool = False,
         inputs: tuple[int, ...] = (),
         request: str | None = None,
     ) -> None:
         self.parent, self.call, self.train, self.inputs, self.request = parent, call, train, inputs, request
-        before: tuple[Any, ...] = () if parent is None else parent.specs
-        self.first, self.specs = len(before), before + specs
+        self.outputs = outputs
+        self.first = 0 if parent is None else parent.first + len(parent.outputs)
         self.next: dict[Any, Step] = {}
         self.plans: dict[Any, Any] = {}
 
@@ -64,19 +64,18 @@ class Step:
         shape, dtype, request = key
         return self._add(key, Step(self, (jax.ShapeDtypeStruct(shape, dtype),), request=request))
 
-    def operation(self, key: tuple[Call, bool, tuple[int, ...]]) -> Step:
-        """Add the step of (operation, training mode, slots of its inputs).
+    def operation(self, key: tuple[Call, bool, tuple[int, ...]], specs: Sequence[Any]) -> Step:
+        """Add the step of (operation, training mode, slots of its inputs); `specs` are shapes and dtypes of the inputs.
 
         Raises:
             MXNetError: the operation does not accept arrays of these shapes and dtypes.
         """
         call, train, inputs = key
-        specs = [self.specs[slot] for slot in inputs]
         try:
-            outputs = jax.eval_shape(functools.partial(call.outputs, train), _KEY if call.op.needs_rng else None, *specs)
+            outputs = call.shapes(train, tuple(specs))
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             raise refused(call, specs, error) from error
-        return self._add(key, Step(self, tuple(outputs), call, train, inputs))
+        return self._add(key, Step(self, outputs, call, train, inputs))
 
     def _add(self, key: Any, step: Step) -> Step:
         self.next[key] = step
@@ -88,6 +87,3 @@ def refused(call: Call, arrays: Any, error: Exception) -> MXNetError:
     """Return the error that an operator does not accept arrays."""
     types = ", ".join(f"{np.dtype(a.dtype).name}{list(a.shape)}" for a in arrays)
     return MXNetError(f"{call.op.name} does not accept {types or 'its attributes'}: {reason(error)}")
-
-
-_KEY = jax.ShapeDtypeStruct((2,), np.uint32)  # key data of JAX's default generator, threefry

@@ -38,6 +38,7 @@ class Tape:
         step: the last step.
         serial: number of the tape; a tape depends on tapes with lower numbers only.
         values: the array of each slot, None for a result that is not computed.
+        specs: shape and dtype of each slot.
         places: an array on the device of each slot.
         owners: slot of a leaf -> its NDArray.
         sources: slot of a leaf that was computed from variables elsewhere -> (tape, slot) or `Pull`.
@@ -48,6 +49,7 @@ class Tape:
             _root[0], Step.count = Step(None, ()), 0
         self.step, self.serial = _root[0], next(_serials)
         self.values: list[Any] = []
+        self.specs: list[Any] = []
         self.places: list[Any] = []
         self.owners: dict[int, Any] = {}
         self.sources: dict[int, Any] = {}
@@ -64,13 +66,14 @@ class Tape:
         """
         inputs = tuple([e[1] if (e := a._entry) is not None and e[0] is self else self._leaf(a) for a in arrays])
         key = call, mode.training, inputs
-        step = self.step.next.get(key) or self.step.operation(key)
+        step = self.step.next.get(key) or self.step.operation(key, [self.specs[slot] for slot in inputs])
         self.step = step
         values, results, made, place = self.values, self._results, [], self.places[inputs[0]]
-        for slot in range(step.first, len(step.specs)):
+        for slot, spec in enumerate(step.outputs, step.first):
             array = kind.__new__(kind)
             array._entry = self, slot
             values.append(None)
+            self.specs.append(spec)
             self.places.append(place)
             results[slot] = weakref.ref(array)
             made.append(array)
@@ -99,6 +102,7 @@ class Tape:
         key = value.shape, value.dtype, request
         self.step = self.step.next.get(key) or self.step.leaf(key)
         self.values.append(value)
+        self.specs.extend(self.step.outputs)
         self.places.append(value)
         self.owners[self.step.first] = array
         return self.step.first

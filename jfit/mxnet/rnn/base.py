@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jfit.graph.symbol import Symbol
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
+from jfit.mxnet.rnn.composed import Cell, States
+from jfit.mxnet.rnn.sequences import Sequences
 
 CONNECTIONS = ("i2h", "h2h")  # input -> gates, hidden state -> gates
 Arrays = dict[str, Any]
-States = list[Any]
+
+
+class Symbols(Sequences):
+    """Sequences of symbols, joined with the nodes of MXNet's `mx.rnn`."""
+
+    def one(self, inputs: Any) -> Any:
+        """Return a sequence as one symbol."""
+        if isinstance(inputs, Symbol):
+            return inputs
+        return sym.Concat(*[sym.expand_dims(s, axis=self.axis) for s in inputs], dim=self.axis)
 
 
 class RNNParams:
@@ -39,7 +49,7 @@ class RNNParams:
         return self._params[full]
 
 
-class BaseRNNCell:
+class BaseRNNCell(Cell):
     """A function of one time step, (input, states) -> (output, states), that can be unrolled over a sequence.
 
     A subclass implements `state_info` and `__call__`; `self._counter` is the index of the time step, which
@@ -136,15 +146,6 @@ class BaseRNNCell:
         if self._modified:
             raise ValueError(f"this {type(self).__name__} is inside a modifier cell, which has the states; call the modifier")
 
-    @contextmanager
-    def _callable_by_modifier(self) -> Iterator[None]:
-        """Context manager in which the modifier cell around this cell may call it."""
-        self._modified = False
-        try:
-            yield
-        finally:
-            self._modified = True
-
     # -------------------------------------------------------------------------------- conversion of weights
     def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
         """Split each weight and bias of this cell, which holds all gates in one array, into one array per gate.
@@ -206,18 +207,13 @@ class BaseRNNCell:
         Returns:
             (outputs, states after the last step).
         """
+        if "T" not in layout:
+            raise ValueError(f"layout is {layout!r}, expected one with a T for the time axis: NTC or TNC")
+        if not isinstance(inputs, Symbol) and len(inputs) != length:
+            raise ValueError(f"inputs has {len(inputs)} steps, length is {length}; pass one symbol for each step")
         self.reset()
-        return self._unroll(length, inputs, begin_state, layout, merge_outputs)
-
-    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
-        """Apply the cell to a sequence after `reset`; subclasses override this method."""
-        steps = sequence(length, inputs, layout, merge=False)
         states = self.begin_state() if begin_state is None else begin_state
-        outputs = []
-        for step in steps:
-            output, states = self(step, states)
-            outputs.append(output)
-        return sequence(length, outputs, layout, merge_outputs), states
+        return self._unroll(Symbols(sym, length, layout, merge_outputs), inputs, states)
 
     def _next_name(self) -> str:
         """Return the name prefix of the nodes of the next time step, and advance the step counter."""
@@ -229,22 +225,3 @@ class BaseRNNCell:
         if isinstance(activation, str):
             return sym.Activation(inputs, act_type=activation, **kwargs)
         return activation(inputs, **kwargs)
-
-
-def sequence(length: int | None, inputs: Any, layout: str, merge: bool | None) -> Any:
-    """Convert a sequence to one symbol (`merge` True) or to a list with one symbol per step (False); None: leave it unchanged.
-
-    Raises:
-        ValueError: the length of `inputs` is not `length`, or `layout` has no time axis.
-    """
-    axis = layout.find("T")
-    if axis < 0:
-        raise ValueError(f"layout is {layout!r}, expected one with a T for the time axis: NTC or TNC")
-    if not isinstance(inputs, Symbol):
-        steps = list(inputs)
-        if length is not None and len(steps) != length:
-            raise ValueError(f"inputs has {len(steps)} steps, length is {length}; pass one symbol for each step")
-        return sym.Concat(*[sym.expand_dims(s, axis=axis) for s in steps], dim=axis) if merge else steps
-    if merge is not False:
-        return inputs
-    return list(sym.split(inputs, axis=axis, num_outputs=length, squeeze_axis=1))

@@ -7,7 +7,6 @@ function, W and U the weights i2h_weight and h2h_weight, b and d their biases, *
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,10 @@ from jfit.graph.symbol import Symbol
 from jfit.mxnet import initializer
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.rnn import steps
-from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, sequence
+from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams
+from jfit.mxnet.rnn.composed import BothDirections, Parts, Stacked
+from jfit.mxnet.rnn.sequences import Sequences
+from jfit.mxnet.rnn.steps import States
 from jfit.ops.rnn import GATES
 
 LSTM_GATES, GRU_GATES = GATES["lstm"], GATES["gru"]
@@ -33,8 +35,10 @@ class GatedCell(BaseRNNCell):
 
     _states = 1
     _activation: Any = "tanh"
-    _channel_axis: int | None = None  # None: axis 1
-    _gru_mark = "_"  # MXNet's: it names the nodes of a GRU gru_t0__i2h and gru_t0__h2h
+    _recurrent_activation = "sigmoid"
+    _advance: Any
+    _mark = _input_mark = ""  # of the names of nodes, and of those of the projections
+    _split_axis: Any = None  # axis of the gates; None: axis 1
 
     def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **initializers: Any) -> None:
         super().__init__(prefix, params)
@@ -54,8 +58,12 @@ class GatedCell(BaseRNNCell):
         h2h = sym.FullyConnected(data=hidden, weight=self._hW, bias=self._hB, num_hidden=size, name=f"{name}h2h")
         return i2h, h2h
 
-    def _step(self, name: str, **options: Any) -> steps.Step:
-        return steps.Step(sym, name, self._get_activation, named=False, **options)
+    def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
+        """Compute one time step (batch, features): (inputs, states) -> (output, new states)."""
+        name = self._next_name()
+        i2h, h2h = self._projections(inputs, states[0], name + self._input_mark)
+        step = steps.Step(sym, name, self._get_activation, named=False, mark=self._mark, axis=self._split_axis)
+        return self._advance(step, i2h, h2h, states)
 
 
 class RNNCell(GatedCell):
@@ -75,19 +83,13 @@ class RNNCell(GatedCell):
     """
 
     _gate_names = ("",)
+    _advance = steps.rnn
 
     def __init__(
         self, num_hidden: int, activation: Any = "tanh", prefix: str = "rnn_", params: RNNParams | None = None
     ) -> None:
         super().__init__(num_hidden, prefix, params)
         self._activation = activation
-
-    def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step (batch, features): (inputs, states) -> (output, new states)."""
-        name = self._next_name()
-        i2h, h2h = self._projections(inputs, states[0], name)
-        output = steps.rnn(self._step(name), i2h, h2h, self._activation)
-        return output, [output]
 
 
 class LSTMCell(GatedCell):
@@ -112,19 +114,13 @@ class LSTMCell(GatedCell):
     """
 
     _gate_names = LSTM_GATES
+    _advance = steps.lstm
     _states = 2
 
     def __init__(
         self, num_hidden: int, prefix: str = "lstm_", params: RNNParams | None = None, forget_bias: float = 1.0
     ) -> None:
         super().__init__(num_hidden, prefix, params, i2h_bias=initializer.LSTMBias(forget_bias=forget_bias))
-
-    def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step (batch, features): (inputs, [h, c]) -> (output, new [h, c])."""
-        name = self._next_name()
-        i2h, h2h = self._projections(inputs, states[0], name)
-        hidden, new_cell = steps.lstm(self._step(name, axis=self._channel_axis), i2h, h2h, states[1], self._activation)
-        return hidden, [hidden, new_cell]
 
 
 class GRUCell(GatedCell):
@@ -148,16 +144,11 @@ class GRUCell(GatedCell):
     """
 
     _gate_names = GRU_GATES
+    _advance = steps.gru
+    _mark = _input_mark = "_"  # of the names of all nodes but the output, as in MXNet: gru_t0__i2h
 
     def __init__(self, num_hidden: int, prefix: str = "gru_", params: RNNParams | None = None) -> None:
         super().__init__(num_hidden, prefix, params)
-
-    def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step (batch, features): (inputs, states) -> (output, new states)."""
-        name = self._next_name()
-        i2h, h2h = self._projections(inputs, states[0], name + self._gru_mark)
-        output = steps.gru(self._step(name, mark="_"), i2h, h2h, states[0], self._activation)
-        return output, [output]
 
 
 class DropoutCell(BaseRNNCell):
@@ -188,12 +179,9 @@ class DropoutCell(BaseRNNCell):
         """Apply dropout to one time step, or to a whole sequence."""
         return (sym.Dropout(data=inputs, p=self.dropout) if self.dropout > 0 else inputs), states
 
-    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
-        """Apply dropout to a sequence, as `BaseRNNCell.unroll`; to all steps at once if the sequence is one symbol."""
-        inputs = sequence(length, inputs, layout, merge_outputs)
-        if isinstance(inputs, Symbol):
-            return self(inputs, [])
-        return super()._unroll(length, inputs, begin_state, layout, merge_outputs)
+    def _unroll(self, sequences: Sequences, inputs: Any, states: States) -> tuple[Any, States]:
+        inputs = sequences.arranged(inputs, sequences.merge)
+        return self(inputs, []) if isinstance(inputs, Symbol) else super()._unroll(sequences, inputs, states)
 
 
 # ------------------------------------------------------------------------------------------------ convolutional cells
@@ -229,7 +217,7 @@ class BaseConvRNNCell(GatedCell):
         True
     """
 
-    _gru_mark = _default_prefix = ""
+    _default_prefix = ""
 
     def __init__(
         self,
@@ -257,7 +245,6 @@ class BaseConvRNNCell(GatedCell):
             raise ValueError(f"h2h_kernel is {tuple(h2h_kernel)}; only odd sizes keep the height and width of the state")
         self._activation = activation
         self._input_shape, self._conv_layout = tuple(input_shape), conv_layout
-        self._channel_axis = conv_layout.find("C")
         self._i2h: dict[str, Any] = {"kernel": i2h_kernel, "stride": i2h_stride, "pad": i2h_pad, "dilate": i2h_dilate}
         pad = tuple(d * (k - 1) // 2 for k, d in zip(h2h_kernel, h2h_dilate, strict=True))
         self._h2h: dict[str, Any] = {"kernel": h2h_kernel, "stride": (1, 1), "pad": pad, "dilate": h2h_dilate}
@@ -294,8 +281,7 @@ class ConvRNNCell(BaseConvRNNCell):
 
     _default_prefix = "ConvRNN_"
     _gate_names = ("",)
-
-    __call__ = RNNCell.__call__
+    _advance = steps.rnn
 
 
 class ConvLSTMCell(BaseConvRNNCell):
@@ -315,8 +301,8 @@ class ConvLSTMCell(BaseConvRNNCell):
     _states = 2
     _default_prefix = "ConvLSTM_"
     _gate_names = LSTM_GATES
-
-    __call__ = LSTMCell.__call__
+    _advance = steps.lstm
+    _split_axis = property(lambda self: self._conv_layout.find("C"))
 
 
 class ConvGRUCell(BaseConvRNNCell):
@@ -335,14 +321,14 @@ class ConvGRUCell(BaseConvRNNCell):
 
     _default_prefix = "ConvGRU_"
     _gate_names = GRU_GATES
-
-    __call__ = GRUCell.__call__
+    _advance = steps.gru
+    _mark = "_"
 
 
 # ------------------------------------------------------------------------------------------------ composed cells
 
 
-class Composite(BaseRNNCell):
+class Composite(Parts, BaseRNNCell):
     """Base of cells composed of other cells; its states and weights are those of its children, in order.
 
     Args:
@@ -387,15 +373,11 @@ class Composite(BaseRNNCell):
             args = cell.pack_weights(args)
         return args
 
-    def _split_states(self, states: Sequence[Any]) -> list[States]:
-        """Split a flat list of states into one list for each child."""
-        if len(states) != (expected := len(self.state_info)):
-            raise ValueError(f"found {len(states)} states, the {len(self._cells)} cells have {expected}; see state_info")
-        each = iter(states)
-        return [list(itertools.islice(each, len(cell.state_info))) for cell in self._cells]
+    def _state_counts(self) -> list[int]:
+        return [len(cell.state_info) for cell in self._cells]
 
 
-class SequentialRNNCell(Composite):
+class SequentialRNNCell(Stacked, Composite):
     """A stack of cells, y = cell_n(... cell_1(x)): the inputs of each cell are the outputs of the previous one.
 
     Args:
@@ -415,27 +397,8 @@ class SequentialRNNCell(Composite):
         """Append a cell to the stack."""
         self._adopt(cell)
 
-    def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
-        """Compute one time step of every cell: (inputs, states of all cells) -> (output, new states of all cells)."""
-        self._counter += 1
-        new_states = []
-        for cell, cell_states in zip(self._cells, self._split_states(states), strict=True):
-            inputs, cell_states = cell(inputs, cell_states)
-            new_states.extend(cell_states)
-        return inputs, new_states
 
-    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
-        """Unroll one cell after the other over the whole sequence, with the arguments and results of `BaseRNNCell.unroll`."""
-        states = self._split_states(self.begin_state() if begin_state is None else begin_state)
-        new_states: States = []
-        for cell, begin in zip(self._cells, states, strict=True):
-            merge = merge_outputs if cell is self._cells[-1] else None
-            inputs, cell_states = cell.unroll(length, inputs, begin_state=begin, layout=layout, merge_outputs=merge)
-            new_states.extend(cell_states)
-        return inputs, new_states
-
-
-class BidirectionalCell(Composite):
+class BidirectionalCell(BothDirections, Composite):
     """Two cells over the same sequence in opposite directions; y(t) = [l_cell over x(0..t), r_cell over x(T..t)].
 
     The cell can only be unrolled, it has no single time step.
@@ -460,33 +423,3 @@ class BidirectionalCell(Composite):
         self._output_prefix = output_prefix
         self._adopt(l_cell)
         self._adopt(r_cell)
-
-    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
-        """Unroll both cells over the whole sequence, with the arguments of `BaseRNNCell.unroll`.
-
-        Returns:
-            (outputs with the features of both cells concatenated, [states of l_cell, states of r_cell]).
-        """
-        steps = sequence(length, inputs, layout, merge=False)
-        states = self._split_states(self.begin_state() if begin_state is None else begin_state)
-        runs = [
-            cell.unroll(length, x, begin_state=begin, layout=layout, merge_outputs=merge_outputs)
-            for cell, x, begin in zip(self._cells, (steps, steps[::-1]), states, strict=True)
-        ]
-        (left, left_states), (right, right_states) = runs
-        if merge_outputs is None:
-            merge_outputs = isinstance(left, Symbol) and isinstance(right, Symbol)
-        axis = layout.find("T")
-        if merge_outputs:
-            outputs = sym.Concat(left, sym.reverse(right, axis=axis), dim=2, name=f"{self._output_prefix}out")
-        else:
-            pairs = zip(self._steps(left, length, axis), self._steps(right, length, axis)[::-1], strict=True)
-            outputs = [sym.Concat(a, b, dim=1, name=f"{self._output_prefix}t{i}") for i, (a, b) in enumerate(pairs)]
-        return outputs, [left_states, right_states]
-
-    @staticmethod
-    def _steps(outputs: Any, length: int, axis: int) -> list[Any]:
-        """Return the outputs as a list of time steps; one symbol is split along the time axis `axis`."""
-        if isinstance(outputs, Symbol):
-            return list(sym.SliceChannel(outputs, axis=axis, num_outputs=length, squeeze_axis=1))
-        return outputs

@@ -12,8 +12,10 @@ from jfit.init.fused import gate_parts, parts_of
 from jfit.mxnet import initializer
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
-from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, sequence
+from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams
 from jfit.mxnet.rnn.cells import BidirectionalCell, DropoutCell, GRUCell, LSTMCell, RNNCell, SequentialRNNCell
+from jfit.mxnet.rnn.composed import States
+from jfit.mxnet.rnn.sequences import Sequences
 from jfit.ops.rnn import GATES
 
 
@@ -92,22 +94,17 @@ class FusedRNNCell(BaseRNNCell):
         return {**others, str(self._parameter.name): nd.concatenate(parts)}
 
     # -------------------------------------------------------------------------------- unrolling
-    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
-        """Apply the network to a sequence as one node, with the arguments of `BaseRNNCell.unroll`.
-
-        The returned states are an empty list unless `get_next_state` is True.
-        """
-        axis = layout.find("T")
-        if axis not in (0, 1):
-            raise ValueError(f"layout is {layout!r}, a fused cell accepts TNC or NTC")
-        data = sequence(length, inputs, layout, merge=True)
-        if axis == 1:
+    def _unroll(self, sequences: Sequences, inputs: Any, states: States) -> tuple[Any, States]:
+        """Apply the network to a sequence as one node; the states are an empty list unless `get_next_state` is True."""
+        if sequences.axis not in (0, 1):
+            raise ValueError(f"layout is {sequences.layout!r}, a fused cell accepts TNC or NTC")
+        data = sequences.one(inputs)
+        if sequences.axis == 1:
             data = sym.swapaxes(data, dim1=0, dim2=1)
-        states = self.begin_state() if begin_state is None else begin_state
         outputs, *after = self._node(data, states)
-        if axis == 1:
+        if sequences.axis == 1:
             outputs = sym.swapaxes(outputs, dim1=0, dim2=1)
-        return sequence(length, outputs, layout, merge_outputs), after
+        return sequences.arranged(outputs, sequences.merge), after
 
     def _node(self, data: Symbol, states: States) -> Symbol:
         # __layout__ marks the batch axis of the returned states: (layers * directions, batch, num_hidden)

@@ -7,8 +7,9 @@ from typing import Any
 
 from jfit.graph.symbol import Symbol
 from jfit.mxnet import symbol as sym
-from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, sequence
+from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams
 from jfit.mxnet.rnn.cells import BidirectionalCell
+from jfit.mxnet.rnn.composed import Residual, States, Zoneout
 from jfit.mxnet.rnn.fused import FusedRNNCell
 
 
@@ -47,8 +48,10 @@ class ModifierCell(BaseRNNCell):
             kwargs: further arguments of that function.
         """
         self._check_not_modified()
-        with self.base_cell._callable_by_modifier():
-            return self.base_cell.begin_state(kwargs.pop("func", init_sym), **kwargs)
+        self.base_cell._modified = False
+        states = self.base_cell.begin_state(kwargs.pop("func", init_sym), **kwargs)
+        self.base_cell._modified = True
+        return states
 
     def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
         """Split the weights of the wrapped cell into one array per gate, as `BaseRNNCell.unpack_weights`."""
@@ -59,7 +62,7 @@ class ModifierCell(BaseRNNCell):
         return self.base_cell.pack_weights(args)
 
 
-class ZoneoutCell(ModifierCell):
+class ZoneoutCell(Zoneout, ModifierCell):
     """Zoneout: in training, each output and state keeps its value of the previous step with a given probability.
 
         y(t) = m·y'(t) + (1 - m)·y(t-1), where y' is the output of the wrapped cell, y(-1) = 0 and m is a random 0/1 mask
@@ -89,27 +92,12 @@ class ZoneoutCell(ModifierCell):
         super().__init__(base_cell)
         self.zoneout_outputs, self.zoneout_states = zoneout_outputs, zoneout_states
 
-    def reset(self) -> None:
-        """Reset the step counter and discard the output of the previous step."""
-        super().reset()
-        self.prev_output: Any = None
-
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
         """Compute one time step: (inputs, states) -> (output, new states)."""
-        output, new_states = self.base_cell(inputs, states)
-        previous = sym.zeros((0, 0)) if self.prev_output is None else self.prev_output
-        output = _zoneout(self.zoneout_outputs, output, previous)
-        new_states = [_zoneout(self.zoneout_states, new, old) for new, old in zip(new_states, states, strict=True)]
-        self.prev_output = output
-        return output, new_states
+        return self._zoned(sym, inputs, states, lambda output: sym.zeros((0, 0)))
 
 
-def _zoneout(rate: float, new: Symbol, old: Symbol) -> Symbol:
-    # Dropout of ones is the mask: 0 with probability `rate` in training, never 0 in prediction, which returns `new`.
-    return sym.where(sym.Dropout(sym.ones_like(new), p=rate), new, old) if rate != 0 else new
-
-
-class ResidualCell(ModifierCell):
+class ResidualCell(Residual, ModifierCell):
     """Residual connection: y = cell(x) + x.
 
     Args:
@@ -127,18 +115,7 @@ class ResidualCell(ModifierCell):
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
         """Compute one time step: (inputs, states) -> (output, new states)."""
         output, states = self.base_cell(inputs, states)
-        return _plus(output, inputs), states
+        return self._sum(output, inputs), states
 
-    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
-        """Unroll the wrapped cell and add the inputs to its outputs, with the arguments and results of `BaseRNNCell.unroll`."""
-        with self.base_cell._callable_by_modifier():
-            outputs, states = self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs)
-        merge = isinstance(outputs, Symbol) if merge_outputs is None else merge_outputs
-        inputs = sequence(length, inputs, layout, merge)
-        if merge:
-            return _plus(outputs, inputs), states
-        return [_plus(out, x) for out, x in zip(outputs, inputs, strict=True)], states
-
-
-def _plus(output: Symbol, inputs: Symbol) -> Symbol:
-    return sym.elemwise_add(output, inputs, name=f"{output.name}_plus_residual")
+    def _sum(self, output: Symbol, inputs: Symbol) -> Symbol:
+        return sym.elemwise_add(output, inputs, name=f"{output.name}_plus_residual")

@@ -75,7 +75,8 @@ def values(record):
 def run(function, mx):
     """Return the values of one check function in recorded form, or the error that it raised."""
     try:
-        return {k: plain(v) for k, v in function(mx).items()}
+        with mx.name.NameManager():  # automatic names do not depend on what ran before
+            return {k: plain(v) for k, v in function(mx).items()}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 

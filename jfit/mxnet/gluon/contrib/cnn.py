@@ -7,7 +7,7 @@ from typing import Any
 from jfit.mxnet.gluon.nn.weighted import Convolution, weight_shape
 
 
-class DeformableConvolution(Convolution):
+class DeformableConvolution(Convolution, layouts=("NCHW", "NHWC")):
     """y = f(x * W + b), where each value of a window is read at an offset that a convolution of x computes.
 
     Args:
@@ -25,7 +25,6 @@ class DeformableConvolution(Convolution):
     Source: Dai et al. 2017, https://arxiv.org/abs/1703.06211.
     """
 
-    _layouts = ("NCHW", "NHWC")
     _op_name, _start = "DeformableConvolution", "deformable_conv_"
     _per_position = 2  # numbers per position of the window that the convolution of the offsets computes: one for each axis
     _offset_first = True  # the parameters of the offsets are the first

@@ -10,7 +10,7 @@ from jfit.mxnet import ndarray
 from jfit.mxnet.context import num_gpus
 from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.nn.basic_layers import BatchNorm, HybridSequential, Sequential
+from jfit.mxnet.gluon.nn.basic_layers import BatchNorm, Embedding, HybridSequential, Sequential
 from jfit.mxnet.gluon.nn.weighted import per_axis
 
 
@@ -82,8 +82,7 @@ class SparseEmbedding(Block):
         """Look up rows."""
         return ndarray.Embedding(x, self.weight.row_sparse_data(x), name="fwd", **self._kwargs)
 
-    def __repr__(self) -> str:
-        return "{}({input_dim} -> {output_dim}, {dtype})".format(type(self).__name__, **self._kwargs)
+    __repr__ = Embedding.__repr__
 
 
 class SyncBatchNorm(BatchNorm):
@@ -95,6 +94,8 @@ class SyncBatchNorm(BatchNorm):
         **kwargs: the other arguments of `BatchNorm`, without the axis, which is 1.
     """
 
+    _operator = "contrib.SyncBatchNorm"
+
     def __init__(self, in_channels: int = 0, num_devices: int | None = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(1, *args, in_channels=in_channels, **kwargs)
         if num_devices is None:
@@ -102,10 +103,6 @@ class SyncBatchNorm(BatchNorm):
             num_devices = max(1, num_gpus())
         del self._kwargs["axis"]
         self._kwargs |= {"ndev": num_devices, "key": self.prefix}
-
-    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
-        """Normalize each channel."""
-        return F.contrib.SyncBatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
 
 
 class _PixelShuffle(HybridBlock):

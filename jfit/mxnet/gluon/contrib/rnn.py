@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jfit.mxnet.gluon.rnn.cells import GatedCell, GRUCell, LSTMCell, ModifierCell, RNNCell, States
-from jfit.mxnet.gluon.rnn.sequences import Sequences, namespace
-from jfit.mxnet.rnn import steps
+from jfit.mxnet.gluon.nn.weighted import per_axis, weight_shape
+from jfit.mxnet.gluon.rnn.cells import GatedCell, GRUCell, LSTMCell, ModifierCell, RNNCell
+from jfit.mxnet.rnn.composed import States
+from jfit.mxnet.rnn.sequences import Sequences, namespace
 from jfit.mxnet.rnn.steps import Step
 
 
@@ -125,9 +126,8 @@ class LSTMPCell(LSTMCell):
         output = F.FullyConnected(hidden, h2r_weight, **options)
         return output, [output, cell]
 
-    def _advance(self, step: Step, i2h: Any, h2h: Any, states: States) -> tuple[Any, States]:
-        hidden, cell = steps.lstm(step._replace(named=False), i2h, h2h, states[1], "tanh", out="hidden")
-        return hidden, [hidden, cell]
+    def _step(self, F: Any) -> Step:
+        return super()._step(F)._replace(named=False, out="hidden")
 
 
 def dynamic_unroll(
@@ -228,30 +228,21 @@ class ConvCell(GatedCell):
     ) -> None:
         self._input_shape, self._conv_layout = input_shape, conv_layout or ["NCW", "NCHW", "NCDHW"][self._dims - 1]
         self._axis = self._conv_layout.find("C")
-        kernel, pad, dilate = (self._sizes(size) for size in (i2h_kernel, i2h_pad, i2h_dilate))
+        sizes = i2h_kernel, i2h_pad, i2h_dilate, h2h_kernel, h2h_dilate
+        kernel, pad, dilate, own, wide = (per_axis(size, self._dims, "a size of the cell") for size in sizes)
         self._i2h = {"kernel": kernel, "pad": pad, "dilate": dilate}
-        own, wide = self._sizes(h2h_kernel), self._sizes(h2h_dilate)
         assert all(k % 2 for k in own), f"h2h_kernel is {h2h_kernel}; only odd sizes keep the shape of the state."
         same = tuple(d * (k - 1) // 2 for k, d in zip(own, wide, strict=True))
         self._h2h = {"kernel": own, "pad": same, "dilate": wide}
-        sizes = [size for axis, size in enumerate(input_shape, 1) if axis != self._axis]
-        parts = zip(sizes, kernel, pad, dilate, strict=True)
+        parts = zip(input_shape[1:] if self._axis == 1 else input_shape[:-1], kernel, pad, dilate, strict=True)
         self._state_sizes = tuple(x and x + 2 * p - d * (k - 1) for x, k, p, d in parts)
         GatedCell.__init__(self, hidden_channels, *inits, input_size=0, **kwargs)
         self._activation = activation
 
-    def _sizes(self, size: Any) -> tuple[int, ...]:
-        sizes = (size,) * self._dims if isinstance(size, int) else tuple(size)
-        assert len(sizes) == self._dims, f"{size} is not an int or {self._dims} of them, which {type(self).__name__} needs."
-        return sizes
-
-    def _shape(self, channels: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        return (channels, *sizes) if self._axis == 1 else (*sizes, channels)
-
     def _weights(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        i2h = self._shape(self._input_shape[self._axis - 1], self._i2h["kernel"])
-        h2h = self._shape(self._hidden_size, self._h2h["kernel"])
-        return {"i2h_weight": (self._rows, *i2h), "h2h_weight": (self._rows, *h2h)}
+        i2h = weight_shape(self._rows, self._input_shape[self._axis - 1], self._i2h["kernel"], self._conv_layout)
+        h2h = weight_shape(self._rows, self._hidden_size, self._h2h["kernel"], self._conv_layout)
+        return {"i2h_weight": i2h, "h2h_weight": h2h}
 
     def _alias(self) -> str:
         return f"conv_{super()._alias()[len('conv1d') :]}"
@@ -261,7 +252,7 @@ class ConvCell(GatedCell):
 
     def state_info(self, batch_size: int = 0) -> list[Any]:
         """Return the shape of each state, that of the input's convolution."""
-        shape = batch_size, *self._shape(self._hidden_size, self._state_sizes)
+        shape = weight_shape(batch_size, self._hidden_size, self._state_sizes, self._conv_layout)
         return [{"shape": shape, "__layout__": self._conv_layout} for _ in range(self._states)]
 
     def _step(self, F: Any) -> Step:

@@ -28,8 +28,9 @@ from jfit import forks
 from jfit.mxnet import keys
 from jfit.mxnet.gluon.data.dataset import with_fast_rows
 from jfit.mxnet.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
+from jfit.mxnet.image.functions import created
 from jfit.mxnet.mutable import mutable_class, on_host
-from jfit.mxnet.ndarray.array import NDArray, copy_as, function
+from jfit.mxnet.ndarray.array import NDArray, function
 from jfit.mxnet.numpy.arrays import current_kind
 from jfit.mxnet.util import is_np_array, is_np_shape, set_np
 
@@ -56,12 +57,10 @@ def default_batchify_fn(data: Sequence[Any]) -> Any:
     if isinstance(first, tuple):
         return [default_batchify_fn(column) for column in zip(*data, strict=True)]
     if not isinstance(first, NDArray):
-        stacked = np.asarray(data)
-        return current_kind()(copy_as(stacked, stacked.dtype))
+        return created(np.asarray(data), current_kind())
     if len({x.shape for x in data}) > 1 or first.context.device_type != "cpu":
         return function("stack")(*data)
-    stacked = np.stack([np.asarray(x.value) for x in data])
-    return mutable_class(first)(copy_as(stacked, stacked.dtype))
+    return created(np.stack([np.asarray(x.value) for x in data]), mutable_class(first))
 
 
 default_mp_batchify_fn = default_batchify_fn
@@ -207,7 +206,7 @@ class DataLoader:
 
 def _to_device(value: Any) -> Any:
     if isinstance(value, NDArray) and isinstance(value.value, np.ndarray):
-        return mutable_class(value)(copy_as(value.value, value.dtype))
+        return created(value.value, mutable_class(value))
     return value
 
 

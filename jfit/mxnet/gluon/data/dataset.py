@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -76,40 +77,11 @@ class Dataset:
             fn: the function.
             lazy: as in `transform`.
         """
-        return self.transform(_First(fn), lazy)
+        return self.transform(functools.partial(_on_first, fn), lazy)
 
 
-class _Transformed(Dataset):
-    def __init__(self, data: Any, fn: Callable[..., Any]) -> None:
-        self._data, self._fn = data, fn
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, idx: Any) -> Any:
-        item = self._data[idx]
-        return self._fn(*item) if isinstance(item, tuple) else self._fn(item)
-
-
-class _First:
-    """A class instead of a closure, so that it can be pickled for worker processes."""
-
-    def __init__(self, fn: Callable[[Any], Any]) -> None:
-        self._fn = fn
-
-    def __call__(self, first: Any, *others: Any) -> Any:
-        return (self._fn(first), *others) if others else self._fn(first)
-
-
-class _Sampled(Dataset):
-    def __init__(self, data: Dataset, sampler: Sampler) -> None:
-        self._data, self._indices = data, list(sampler)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, idx: Any) -> Any:
-        return self._data[self._indices[idx]]
+def _on_first(fn: Callable[[Any], Any], first: Any, *others: Any) -> Any:
+    return (fn(first), *others) if others else fn(first)
 
 
 class SimpleDataset(Dataset):
@@ -133,6 +105,25 @@ class SimpleDataset(Dataset):
         return self._data[idx]
 
 
+class _Transformed(SimpleDataset):
+    def __init__(self, data: Any, fn: Callable[..., Any]) -> None:
+        super().__init__(data)
+        self._fn = fn
+
+    def __getitem__(self, idx: Any) -> Any:
+        item = super().__getitem__(idx)
+        return self._fn(*item) if isinstance(item, tuple) else self._fn(item)
+
+
+class _Sampled(SimpleDataset):
+    def __init__(self, data: Any, sampler: Sampler) -> None:
+        super().__init__(list(sampler))
+        self._samples = data
+
+    def __getitem__(self, idx: Any) -> Any:
+        return self._samples[super().__getitem__(idx)]
+
+
 def with_fast_rows(data: Any) -> Any:
     """Return `Rows` of an NDArray on a CPU, else the object itself; rows of one axis are NDArrays (1,), as in MXNet."""
     return Rows(data) if isinstance(data, NDArray) and data.ndim > 1 and data.context.device_type == "cpu" else data
@@ -151,19 +142,12 @@ class Rows:
 
     def __init__(self, array: NDArray) -> None:
         self._array = array
-        self._host: tuple[Any, Any] = (None, None)  # (value of the array, the same as a NumPy array)
 
     def __len__(self) -> int:
         return len(self._array)
 
     def __getitem__(self, idx: Any) -> NDArray:
-        value = self._array.value
-        if self._host[0] is not value:
-            self._host = (value, np.asarray(value))
-        return mutable_class(self._array)(self._host[1][idx])
-
-    def __reduce__(self) -> Any:
-        return Rows, (self._array,)
+        return mutable_class(self._array)(np.asarray(self._array.value)[idx])
 
 
 class ArrayDataset(Dataset):
@@ -184,12 +168,11 @@ class ArrayDataset(Dataset):
         assert args, "ArrayDataset needs at least one array."
         lengths = [len(data) for data in args]
         assert len({*lengths}) == 1, f"the arrays of an ArrayDataset have lengths {lengths}; expected equal lengths."
-        self._length = lengths[0]
         # of an array with one axis the samples are numbers, as in MXNet
         self._data = [d.asnumpy() if isinstance(d, NDArray) and d.ndim == 1 else with_fast_rows(d) for d in args]
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._data[0])
 
     def __getitem__(self, idx: Any) -> Any:
         return self._data[0][idx] if len(self._data) == 1 else tuple(data[idx] for data in self._data)

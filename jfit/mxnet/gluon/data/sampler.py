@@ -75,9 +75,7 @@ class RandomSampler(SequentialSampler):
         super().__init__(length)
 
     def __iter__(self) -> Iterator[Any]:
-        order = np.arange(len(self))
-        np.random.shuffle(order)
-        return iter(order)
+        return iter(np.random.permutation(len(self)))
 
 
 class FilterSampler(_Listed):

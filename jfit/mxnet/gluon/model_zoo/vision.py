@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -514,15 +513,7 @@ class MobileNetV2(_Net):
 
 
 # ------------------------------------------------------------------------------------------------ nets by name
-def _make(
-    net: Callable[..., Any],
-    name: str,
-    *args: Any,
-    pretrained: bool = False,
-    ctx: Any = None,
-    root: str | os.PathLike[str] | None = None,
-    **kwargs: Any,
-) -> Any:
+def _make(net: Any, name: str, *args: Any, pretrained: bool = False, ctx: Any = None, root: Any = None, **kwargs: Any) -> Any:
     """Return a net, with the weights of a local file if it is pretrained."""
     net = net(*args, **kwargs)
     if pretrained:
@@ -530,13 +521,8 @@ def _make(
     return net
 
 
-_RESNETS = {
-    18: (BasicBlockV1, BasicBlockV2, [2, 2, 2, 2]),
-    34: (BasicBlockV1, BasicBlockV2, [3, 4, 6, 3]),
-    50: (BottleneckV1, BottleneckV2, [3, 4, 6, 3]),
-    101: (BottleneckV1, BottleneckV2, [3, 4, 23, 3]),
-    152: (BottleneckV1, BottleneckV2, [3, 8, 36, 3]),
-}
+# layers of each stage
+_RESNETS = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}
 
 
 def get_resnet(version: int, num_layers: int, **kwargs: Any) -> Any:
@@ -559,10 +545,11 @@ def get_resnet(version: int, num_layers: int, **kwargs: Any) -> Any:
     """
     assert num_layers in _RESNETS, f"ResNet has no version of {num_layers} layers; pass one of {[*_RESNETS]}."
     assert version in (1, 2), f"ResNet has no version {version}; pass 1 or 2."
-    *blocks, layers = _RESNETS[num_layers]
-    channels = [64, 64, 128, 256, 512] if num_layers < 50 else [64, 256, 512, 1024, 2048]
-    net = (ResNetV1, ResNetV2)[version - 1]
-    return _make(net, f"resnet{num_layers}_v{version}", blocks[version - 1], layers, channels, **kwargs)
+    widths, *blocks = [64, 128, 256, 512], BasicBlockV1, BasicBlockV2
+    if num_layers >= 50:
+        widths, *blocks = [256, 512, 1024, 2048], BottleneckV1, BottleneckV2
+    net, name = (ResNetV1, ResNetV2)[version - 1], f"resnet{num_layers}_v{version}"
+    return _make(net, name, blocks[version - 1], _RESNETS[num_layers], [64, *widths], **kwargs)
 
 
 _VGGS = {11: [1, 1, 2, 2, 2], 13: [2, 2, 2, 2, 2], 16: [2, 2, 3, 3, 3], 19: [2, 2, 4, 4, 4]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -244,8 +245,34 @@ class _Norm(HybridBlock):
         return {"in_channels": self.gamma.shape[0]}
 
 
-class _BatchNorm(_Norm):
-    """The layers whose mean and variance are those of the batch, and running averages of them in prediction."""
+class BatchNorm(_Norm):
+    """y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance per channel over the batch.
+
+    In prediction, running averages take the place of mean and variance; a forward pass in training updates them:
+    running = momentum * running + (1 - momentum) * batch.
+
+    Args:
+        axis: axis of the channels.
+        momentum: factor of the running averages in their update.
+        epsilon: number that is added to the variance.
+        center: whether beta is trained; else it keeps its initial value.
+        scale: whether gamma is trained; else it is 1.
+        use_global_stats: whether to use the running averages in training, too.
+        beta_initializer, gamma_initializer, running_mean_initializer, running_variance_initializer: initializers.
+        in_channels: number of channels; 0: it is inferred at the first call.
+        **kwargs: prefix and params, as for `Block`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> layer = BatchNorm()
+        >>> layer.initialize()
+        >>> layer(mx.nd.ones((2, 3))).shape, layer.running_mean.shape
+        ((2, 3), (3,))
+
+    Source: Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167.
+    """
+
+    _operator = "BatchNorm"
 
     def __init__(
         self,
@@ -280,45 +307,16 @@ class _BatchNorm(_Norm):
     def _shown_channels(self) -> dict[str, Any]:
         return {"in_channels": self.gamma.shape[0] or None}
 
-
-class BatchNorm(_BatchNorm):
-    """y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance per channel over the batch.
-
-    In prediction, running averages take the place of mean and variance; a forward pass in training updates them:
-    running = momentum * running + (1 - momentum) * batch.
-
-    Args:
-        axis: axis of the channels.
-        momentum: factor of the running averages in their update.
-        epsilon: number that is added to the variance.
-        center: whether beta is trained; else it keeps its initial value.
-        scale: whether gamma is trained; else it is 1.
-        use_global_stats: whether to use the running averages in training, too.
-        beta_initializer, gamma_initializer, running_mean_initializer, running_variance_initializer: initializers.
-        in_channels: number of channels; 0: it is inferred at the first call.
-        **kwargs: prefix and params, as for `Block`.
-
-    Example:
-        >>> import jfit.mx as mx
-        >>> layer = BatchNorm()
-        >>> layer.initialize()
-        >>> layer(mx.nd.ones((2, 3))).shape, layer.running_mean.shape
-        ((2, 3), (3,))
-
-    Source: Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167.
-    """
-
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
         """Normalize each channel."""
-        return F.BatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
+        operator = attrgetter(self._operator)(F)
+        return operator(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
 
 
-class BatchNormReLU(_BatchNorm):
+class BatchNormReLU(BatchNorm):
     """y = max(0, BatchNorm(x)), with the arguments of `BatchNorm`."""
 
-    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
-        """Normalize each channel, and set negative values to 0."""
-        return F.contrib.BatchNormWithReLU(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
+    _operator = "contrib.BatchNormWithReLU"
 
 
 class _AxisNorm(_Norm):
@@ -336,13 +334,11 @@ class _AxisNorm(_Norm):
         beta_initializer: Any = "zeros",
         gamma_initializer: Any = "ones",
         in_channels: int = 0,
-        prefix: str | None = None,
-        params: Any = None,
+        **kwargs: Any,
     ) -> None:
         scale = self._scale if scale is None else scale
         settings = {"eps": epsilon, "axis": self._axis if axis is None else axis, "center": center, "scale": scale}
-        inits = beta_initializer, gamma_initializer
-        super().__init__(settings, in_channels, center, scale, *inits, prefix=prefix, params=params)
+        super().__init__(settings, in_channels, center, scale, beta_initializer, gamma_initializer, **kwargs)
 
 
 class InstanceNorm(_AxisNorm):
@@ -416,13 +412,11 @@ class _Function(Block):
 
     def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
         super().__init__(prefix=prefix)
+        if not isinstance(function, str) and not callable(function):
+            raise ValueError(f"{type(self).__name__} takes a function or the name of one, found {function!r}")
         self._func, self._func_name = function, getattr(function, "__name__", function)
-        if isinstance(function, str):
-            known = all(hasattr(module, function) for module in self._modules)
-            assert known, f"mx.nd or mx.sym has no function {function!r}; pass a function."
-        elif not callable(function):
-            kind = type(function).__name__
-            raise ValueError(f"{type(self).__name__} takes a function or the name of one, found {function!r} ({kind})")
+        known = callable(function) or all(hasattr(module, function) for module in self._modules)
+        assert known, f"mx.nd or mx.sym has no function {function!r}; pass a function."
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._func_name})"

@@ -6,18 +6,16 @@ import numbers
 from typing import Any
 
 from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.nn.weighted import Convolution, check_layout, per_axis
+from jfit.mxnet.gluon.nn.weighted import Convolution, Windows, per_axis
 
-_POOL_LAYOUTS = [("NCW", "NWC"), ("NCHW", "NHWC"), ("NCDHW", "NDHWC")]  # the default first
+_1D, _2D, _3D = ("NCW", "NWC"), ("NCHW", "NHWC"), ("NCDHW", "NDHWC")
 
 
-class Conv1D(Convolution):
+class Conv1D(Convolution, layouts=("NCW",)):
     """y = f(x * W + b), a convolution of (batch, channels, width); see `Conv2D`."""
 
-    _layouts = ("NCW",)
 
-
-class Conv2D(Convolution):
+class Conv2D(Convolution, layouts=_2D):
     """y = f(x * W + b), a convolution of (batch, channels, height, width).
 
     Args:
@@ -42,13 +40,9 @@ class Conv2D(Convolution):
         ((1, 4, 5, 5), (4, 2, 3, 3))
     """
 
-    _layouts = ("NCHW", "NHWC")
 
-
-class Conv3D(Convolution):
+class Conv3D(Convolution, layouts=_3D):
     """y = f(x * W + b), a convolution of (batch, channels, depth, height, width); see `Conv2D`."""
-
-    _layouts = ("NCDHW", "NDHWC")
 
 
 class _ConvTranspose(Convolution):
@@ -63,13 +57,11 @@ class _ConvTranspose(Convolution):
         self.outpad = self._kwargs["adj"]
 
 
-class Conv1DTranspose(_ConvTranspose):
+class Conv1DTranspose(_ConvTranspose, layouts=("NCW",)):
     """A transposed convolution of (batch, channels, width); see `Conv2DTranspose`."""
 
-    _layouts = ("NCW",)
 
-
-class Conv2DTranspose(_ConvTranspose):
+class Conv2DTranspose(_ConvTranspose, layouts=_2D):
     """A transposed convolution of (batch, channels, height, width): output size = (size - 1) * stride - 2 * padding + kernel.
 
     Args:
@@ -86,16 +78,12 @@ class Conv2DTranspose(_ConvTranspose):
         (1, 3, 10, 10)
     """
 
-    _layouts = ("NCHW", "NHWC")
 
-
-class Conv3DTranspose(_ConvTranspose):
+class Conv3DTranspose(_ConvTranspose, layouts=_3D):
     """A transposed convolution of (batch, channels, depth, height, width); see `Conv2DTranspose`."""
 
-    _layouts = ("NCDHW", "NDHWC")
 
-
-class _Pooling(HybridBlock):
+class _Pooling(Windows, HybridBlock):
     """The maximum or mean of windows.
 
     Args:
@@ -106,7 +94,6 @@ class _Pooling(HybridBlock):
         **kwargs: prefix and params, as for `Block`.
     """
 
-    _layouts: tuple[str, ...]
     _type = "max"
     _global = False
 
@@ -123,7 +110,7 @@ class _Pooling(HybridBlock):
         super().__init__(**kwargs)
         if isinstance(layout, bool):  # MaxPool3D, AvgPool2D and AvgPool3D of MXNet have ceil_mode before layout
             layout, ceil_mode = ceil_mode or None, layout
-        layout = check_layout(self, layout, self._layouts)
+        layout = self._check_layout(layout)
         axes = len(layout) - 2
         size = per_axis(pool_size, axes, "pool_size")
         self._kwargs = {"kernel": size, "stride": size if strides is None else per_axis(strides, axes)}
@@ -154,13 +141,23 @@ class _GlobalPooling(_Pooling):
         super().__init__(1, layout=layout, ceil_mode=True, **kwargs)
 
 
-class MaxPool1D(_Pooling):
+class _AvgPooling(_Pooling):
+    """The mean of windows."""
+
+    _type = "avg"
+
+
+class _GlobalAvgPooling(_GlobalPooling):
+    """The mean over all spatial axes."""
+
+    _type = "avg"
+
+
+class MaxPool1D(_Pooling, layouts=_1D):
     """The maximum of windows of (batch, channels, width); see `MaxPool2D`."""
 
-    _layouts = _POOL_LAYOUTS[0]
 
-
-class MaxPool2D(_Pooling):
+class MaxPool2D(_Pooling, layouts=_2D):
     """The maximum of windows of (batch, channels, height, width).
 
     Args:
@@ -176,22 +173,16 @@ class MaxPool2D(_Pooling):
         (1, 1, 3, 3)
     """
 
-    _layouts = _POOL_LAYOUTS[1]
 
-
-class MaxPool3D(_Pooling):
+class MaxPool3D(_Pooling, layouts=_3D):
     """The maximum of windows of (batch, channels, depth, height, width); see `MaxPool2D`."""
 
-    _layouts = _POOL_LAYOUTS[2]
 
-
-class AvgPool1D(_Pooling):
+class AvgPool1D(_AvgPooling, layouts=_1D):
     """The mean of windows of (batch, channels, width); see `AvgPool2D`."""
 
-    _layouts, _type = _POOL_LAYOUTS[0], "avg"
 
-
-class AvgPool2D(_Pooling):
+class AvgPool2D(_AvgPooling, layouts=_2D):
     """The mean of windows of (batch, channels, height, width).
 
     Args:
@@ -199,49 +190,33 @@ class AvgPool2D(_Pooling):
         count_include_pad: whether the zeros of the padding count in the mean.
     """
 
-    _layouts, _type = _POOL_LAYOUTS[1], "avg"
 
-
-class AvgPool3D(_Pooling):
+class AvgPool3D(_AvgPooling, layouts=_3D):
     """The mean of windows of (batch, channels, depth, height, width); see `AvgPool2D`."""
 
-    _layouts, _type = _POOL_LAYOUTS[2], "avg"
 
-
-class GlobalMaxPool1D(_GlobalPooling):
+class GlobalMaxPool1D(_GlobalPooling, layouts=_1D):
     """The maximum over all values of a channel, (batch, channels, width) -> (batch, channels, 1)."""
 
-    _layouts = _POOL_LAYOUTS[0]
 
-
-class GlobalMaxPool2D(_GlobalPooling):
+class GlobalMaxPool2D(_GlobalPooling, layouts=_2D):
     """The maximum over all values of a channel, (batch, channels, height, width) -> (batch, channels, 1, 1)."""
 
-    _layouts = _POOL_LAYOUTS[1]
 
-
-class GlobalMaxPool3D(_GlobalPooling):
+class GlobalMaxPool3D(_GlobalPooling, layouts=_3D):
     """The maximum over all values of a channel, of (batch, channels, depth, height, width)."""
 
-    _layouts = _POOL_LAYOUTS[2]
 
-
-class GlobalAvgPool1D(_GlobalPooling):
+class GlobalAvgPool1D(_GlobalAvgPooling, layouts=_1D):
     """The mean over all values of a channel, (batch, channels, width) -> (batch, channels, 1)."""
 
-    _layouts, _type = _POOL_LAYOUTS[0], "avg"
 
-
-class GlobalAvgPool2D(_GlobalPooling):
+class GlobalAvgPool2D(_GlobalAvgPooling, layouts=_2D):
     """The mean over all values of a channel, (batch, channels, height, width) -> (batch, channels, 1, 1)."""
 
-    _layouts, _type = _POOL_LAYOUTS[1], "avg"
 
-
-class GlobalAvgPool3D(_GlobalPooling):
+class GlobalAvgPool3D(_GlobalAvgPooling, layouts=_3D):
     """The mean over all values of a channel, of (batch, channels, depth, height, width)."""
-
-    _layouts, _type = _POOL_LAYOUTS[2], "avg"
 
 
 class ReflectionPad2D(HybridBlock):

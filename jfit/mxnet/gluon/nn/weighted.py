@@ -45,11 +45,18 @@ def per_axis(value: Any, count: int, name: str | None = None) -> Any:
     return sizes
 
 
-def check_layout(block: Any, layout: str | None, layouts: tuple[str, ...]) -> str:
-    """Return the layout of a layer, by default the first of `layouts`; AssertionError: it is none of them."""
-    layout = layout or layouts[0]
-    assert layout in layouts, f"{type(block).__name__}(layout={layout!r}): the layout must be {' or '.join(layouts)}."
-    return layout
+class Windows:
+    """A layer of windows; each of its classes names the layouts it has, the default first."""
+
+    _layouts: tuple[str, ...]
+
+    def __init_subclass__(cls, layouts: tuple[str, ...] | None = None) -> None:
+        cls._layouts = layouts or getattr(cls, "_layouts", ())
+
+    def _check_layout(self, layout: str | None) -> str:
+        layout = layout or self._layouts[0]
+        assert layout in self._layouts, f"{type(self).__name__}: layout {layout!r} is not {' or '.join(self._layouts)}."
+        return layout
 
 
 def weight_shape(outer: int, inner: int, kernel: Any, layout: str) -> tuple[int, ...]:
@@ -62,7 +69,7 @@ def weight_shape(outer: int, inner: int, kernel: Any, layout: str) -> tuple[int,
     return (outer, *kernel, inner) if layout[-1] == "C" else (outer, inner, *kernel)
 
 
-class Convolution(Weighted):
+class Convolution(Windows, Weighted):
     """A convolution: y = f(x * W + b), * over windows of x.
 
     Args:
@@ -82,7 +89,6 @@ class Convolution(Weighted):
         AssertionError: the layer does not have the layout, or kernel_size has another length than the spatial axes.
     """
 
-    _layouts: tuple[str, ...]
     _op_name = "Convolution"
     _start = ""  # of the names of weight and bias
 
@@ -105,7 +111,7 @@ class Convolution(Weighted):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        layout = check_layout(self, layout, self._layouts)
+        layout = self._check_layout(layout)
         axes = len(layout) - 2
         self._channels, self._in_channels, self._op_name = channels, in_channels, op_name or self._op_name
         sizes = {"stride": strides, "dilate": dilation, "pad": padding}

@@ -7,22 +7,22 @@ function, W and U the weights i2h_weight and h2h_weight, b and d their biases.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.rnn.sequences import Sequences, namespace
 from jfit.mxnet.rnn import steps
+from jfit.mxnet.rnn.composed import BothDirections, Cell, Parts, Residual, Stacked, States, Zoneout
+from jfit.mxnet.rnn.sequences import Sequences, namespace
 from jfit.mxnet.rnn.steps import Step
 
-States = list[Any]
 NAMES: tuple[str, ...] = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")
 
 
-class RecurrentCell(Block):
+class RecurrentCell(Cell, Block):
     """A function of one time step, (input, states) -> (output, states), that can be unrolled over a sequence.
 
     A subclass implements `state_info` and `forward`.
@@ -116,18 +116,6 @@ class RecurrentCell(Block):
                 begin_state = self.begin_state(func=nd.zeros, batch_size=first.shape[axis])
         return self._unroll(sequences, inputs, begin_state)
 
-    def _unroll(self, sequences: Sequences, inputs: Any, states: States) -> tuple[Any, States]:
-        """Apply the cell to a sequence after `reset`; subclasses override this method."""
-        outputs, all_states = [], []
-        for step in sequences.steps(inputs):
-            output, states = self(step, states)
-            outputs.append(output)
-            all_states.append(states)
-        if sequences.valid_length is None:
-            return sequences.arranged(outputs, sequences.merge), states
-        states = [sequences.last(each) for each in zip(*all_states, strict=True)]
-        return sequences.masked(outputs, sequences.merge), states
-
     def _get_activation(self, F: Any, inputs: Any, activation: Any, **kwargs: Any) -> Any:
         """Apply an activation: a name of the operator Activation, a block, or a function."""
         if isinstance(activation, str):
@@ -173,6 +161,8 @@ class GatedCell(HybridRecurrentCell):
 
     _gates = _states = 1
     _activation: Any = "tanh"
+    _recurrent_activation: Any = "sigmoid"
+    _advance: Any
     i2h_weight: Any
 
     def __init__(
@@ -222,10 +212,6 @@ class GatedCell(HybridRecurrentCell):
         arrays = x, weights[f"{name}_weight"], weights[f"{name}_bias"]
         return step.F.FullyConnected(*arrays, num_hidden=self._rows, **step.name(name))
 
-    def _advance(self, step: Step, i2h: Any, h2h: Any, states: States) -> tuple[Any, States]:
-        """Return output and new states."""
-        raise NotImplementedError
-
 
 class RNNCell(GatedCell):
     """Elman cell: h' = act(W x + b + U h + d); the output is h'.
@@ -241,16 +227,14 @@ class RNNCell(GatedCell):
         RNNCell(None -> 5, relu)
     """
 
+    _advance = steps.rnn
+
     def __init__(self, hidden_size: int, activation: Any = "tanh", *args: Any, **kwargs: Any) -> None:
         super().__init__(hidden_size, *args, **kwargs)
         self._activation = activation
 
     def _mapping(self) -> str:
         return f"{super()._mapping()}, {self._activation}"
-
-    def _advance(self, step: Step, i2h: Any, h2h: Any, states: States) -> tuple[Any, States]:
-        output = steps.rnn(step, i2h, h2h, self._activation)
-        return output, [output]
 
 
 class LSTMCell(GatedCell):
@@ -277,17 +261,13 @@ class LSTMCell(GatedCell):
     """
 
     _gates, _states = 4, 2
-    _recurrent_activation: Any = "sigmoid"
+    _advance = steps.lstm
 
     def __init__(
         self, hidden_size: int, *args: Any, activation: Any = "tanh", recurrent_activation: Any = "sigmoid", **kwargs: Any
     ) -> None:
         super().__init__(hidden_size, *args, **kwargs)
         self._activation, self._recurrent_activation = activation, recurrent_activation
-
-    def _advance(self, step: Step, i2h: Any, h2h: Any, states: States) -> tuple[Any, States]:
-        hidden, cell = steps.lstm(step, i2h, h2h, states[1], self._activation, self._recurrent_activation)
-        return hidden, [hidden, cell]
 
 
 class GRUCell(GatedCell):
@@ -312,14 +292,11 @@ class GRUCell(GatedCell):
     """
 
     _gates = 3
-
-    def _advance(self, step: Step, i2h: Any, h2h: Any, states: States) -> tuple[Any, States]:
-        output = steps.gru(step, i2h, h2h, states[0], self._activation)
-        return output, [output]
+    _advance = steps.gru
 
 
 # ------------------------------------------------------------------------------------------------ cells of cells
-class Composite(RecurrentCell):
+class Composite(Parts, RecurrentCell):
     """A cell whose states are those of its children, in order."""
 
     def state_info(self, batch_size: int = 0) -> list[Any]:
@@ -331,16 +308,15 @@ class Composite(RecurrentCell):
         self._check_not_modified()
         return [state for cell in self._children.values() for state in cell.begin_state(**kwargs)]
 
-    def _with_states(self, states: Sequence[Any]) -> Iterator[tuple[Any, States]]:
-        """Return each child with its own states."""
-        start = 0
-        for cell in self._children.values():
-            end = start + len(cell.state_info())
-            yield cell, list(states[start:end])
-            start = end
+    @property
+    def _cells(self) -> list[Any]:
+        return list(self._children.values())
+
+    def _state_counts(self) -> list[int]:
+        return [len(cell.state_info()) for cell in self._cells]
 
 
-class Stack(Composite):
+class Stack(Stacked, Composite):
     """A stack of cells: the inputs of each cell are the outputs of the previous one."""
 
     def __repr__(self) -> str:
@@ -356,22 +332,6 @@ class Stack(Composite):
     def add(self, cell: RecurrentCell) -> None:
         """Append a cell to the stack."""
         self.register_child(cell)
-
-    def __call__(self, inputs: Any, states: States) -> tuple[Any, States]:
-        """Compute one time step of every cell: (inputs, states of all cells) -> (output, new states of all cells)."""
-        self._counter += 1
-        new_states: States = []
-        for cell, own in self._with_states(states):
-            inputs, own = cell(inputs, own)
-            new_states += own
-        return inputs, new_states
-
-    def _unroll(self, sequences: Sequences, inputs: Any, states: States) -> tuple[Any, States]:
-        last, new_states = len(self) - 1, []
-        for i, (cell, own) in enumerate(self._with_states(states)):
-            inputs, own = sequences.unroll(cell, inputs, own, sequences.merge if i == last else None)
-            new_states += own
-        return inputs, new_states
 
 
 class SequentialRNNCell(Stack):
@@ -396,7 +356,7 @@ class HybridSequentialRNNCell(Stack, HybridRecurrentCell):
     """A `SequentialRNNCell` of cells that can be hybridized; prefix, params: as for `RecurrentCell`."""
 
 
-class BidirectionalCell(Composite, HybridRecurrentCell):
+class BidirectionalCell(BothDirections, Composite, HybridRecurrentCell):
     """Two cells over the same sequence in opposite directions; y(t) = [l_cell over x(0..t), r_cell over x(T..t)].
 
     The cell can only be unrolled, it has no single time step.
@@ -428,17 +388,8 @@ class BidirectionalCell(Composite, HybridRecurrentCell):
         return "{}(forward={}, backward={})".format(type(self).__name__, *self._children.values())
 
     def _unroll(self, sequences: Sequences, inputs: Any, states: States) -> tuple[Any, States]:
-        both, forward = self._with_states(states), sequences.steps(inputs)
-        (l_cell, l_begin), (r_cell, r_begin) = both
-        left, l_states = sequences.unroll(l_cell, forward, l_begin, sequences.merge)
-        right, r_states = sequences.unroll(r_cell, sequences.reversed(forward), r_begin, False)
-        right, merge, concat = sequences.reversed(right), not isinstance(left, list), sequences.F.concat
-        if merge:
-            outputs = concat(left, sequences.one(right), dim=2, name=f"{self._output_prefix}out")
-        else:
-            pairs = enumerate(zip(left, right, strict=True))
-            outputs = [concat(a, b, dim=1, name=f"{self._output_prefix}t{i}") for i, (a, b) in pairs]
-        return sequences.masked(outputs, merge), l_states + r_states
+        outputs, (left, right) = super()._unroll(sequences, inputs, states)
+        return outputs, left + right
 
 
 class DropoutCell(HybridRecurrentCell):
@@ -529,7 +480,7 @@ class ModifierCell(HybridRecurrentCell):
         assert not any(isinstance(each, BidirectionalCell) for each in cells), f"{type(self).__name__} {hint}"
 
 
-class ZoneoutCell(ModifierCell):
+class ZoneoutCell(Zoneout, ModifierCell):
     """Zoneout: in training, each output and state keeps its value of the previous step with a given probability.
 
         y(t) = m·y'(t) + (1 - m)·y(t-1), where y' is the output of the wrapped cell, y(-1) = 0 and m is a random 0/1 mask
@@ -561,25 +512,12 @@ class ZoneoutCell(ModifierCell):
     def _alias(self) -> str:
         return "zoneout"
 
-    def reset(self) -> None:
-        """Reset the step counter and discard the output of the previous step."""
-        super().reset()
-        self._prev_output: Any = None
-
     def hybrid_forward(self, F: Any, inputs: Any, states: States) -> tuple[Any, States]:
         """Compute one time step: (inputs, states) -> (output, new states)."""
-
-        def zoneout(rate: float, new: Any, old: Any) -> Any:
-            return F.where(F.Dropout(F.ones_like(new), p=rate), new, old) if rate else new
-
-        output, new_states = self.base_cell(inputs, states)
-        previous = F.zeros_like(output) if self._prev_output is None else self._prev_output
-        self._prev_output = zoneout(self.zoneout_outputs, output, previous)
-        pairs = zip(new_states, states, strict=True)
-        return self._prev_output, [zoneout(self.zoneout_states, new, old) for new, old in pairs]
+        return self._zoned(F, inputs, states, F.zeros_like)
 
 
-class ResidualCell(ModifierCell):
+class ResidualCell(Residual, ModifierCell):
     """Residual connection: y = cell(x) + x.
 
     Args:
@@ -598,8 +536,5 @@ class ResidualCell(ModifierCell):
         output, states = self.base_cell(inputs, states)
         return F.elemwise_add(output, inputs, name=f"t{self._counter}_fwd"), states
 
-    def _unroll(self, sequences: Sequences, inputs: Any, states: States) -> tuple[Any, States]:
-        outputs, states = sequences.unroll(self.base_cell, inputs, states, sequences.merge)
-        merge, add = not isinstance(outputs, list), sequences.F.elemwise_add
-        inputs = sequences.masked(inputs, merge)
-        return (add(outputs, inputs) if merge else list(map(add, outputs, inputs))), states
+    def _sum(self, output: Any, inputs: Any) -> Any:
+        return output + inputs

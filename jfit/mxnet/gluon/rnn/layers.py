@@ -218,8 +218,9 @@ class GRU(Layer):
     """Layers of gated recurrent units over a sequence (the equations of `GRUCell`).
 
     Args:
-        hidden_size, num_layers, layout, dropout, bidirectional, input_size, i2h_weight_initializer, ..., dtype,
-            use_sequence_length, prefix, params: as for `LSTM`.
+        hidden_size, num_layers, layout, dropout, bidirectional, input_size: as for `LSTM`.
+        i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer, dtype: as for `LSTM`.
+        use_sequence_length, prefix, params: as for `LSTM`.
 
     Example:
         >>> import jfit.mx as mx

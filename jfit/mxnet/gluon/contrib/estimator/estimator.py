@@ -19,11 +19,6 @@ from jfit.mxnet.ndarray_classes import Trainer
 
 __all__ = ["Estimator"]
 
-_KINDS = {
-    "train_begin": events.TrainBegin, "epoch_begin": events.EpochBegin, "batch_begin": events.BatchBegin,
-    "batch_end": events.BatchEnd, "epoch_end": events.EpochEnd, "train_end": events.TrainEnd,
-}  # fmt: skip
-
 
 class Estimator:
     """Trains and evaluates a gluon net, and calls handlers of events.
@@ -80,18 +75,15 @@ class Estimator:
         val_loss: Any = None,
         batch_processor: Any = None,
     ) -> None:
-        for name, value in (("loss", loss), ("val_loss", loss if val_loss is None else val_loss)):
-            if not isinstance(value, Loss):
-                raise ValueError(f"{name} is a {type(value).__name__}, expected a gluon.loss.Loss.")
         self.net, self.val_net = net, net if val_net is None else val_net
         self.loss, self.val_loss = loss, loss if val_loss is None else val_loss
-        self._train_metrics = events.as_metrics(train_metrics) or self._default_metrics()
-        for metric in self._train_metrics:
+        events.check_class(Loss, loss=self.loss, val_loss=self.val_loss)
+        self.train_metrics = events.as_metrics(train_metrics) or self._default_metrics()
+        for metric in self.train_metrics:
             metric.name = "training " + metric.name
-        self._val_metrics = events.as_metrics(val_metrics) or copy.deepcopy(self._train_metrics)
-        for metric in self._val_metrics:
-            named = "training" in metric.name
-            metric.name = metric.name.replace("training", "validation") if named else "validation " + metric.name
+        self.val_metrics = events.as_metrics(val_metrics) or copy.deepcopy(self.train_metrics)
+        for metric in self.val_metrics:
+            metric.name = "validation " + metric.name.removeprefix("training ")
         self.logger = logging.Logger("Estimator", logging.INFO)
         self.logger.addHandler(logging.StreamHandler(sys.stdout))
         self.context = _contexts(context)
@@ -120,19 +112,8 @@ class Estimator:
         if not trainer:
             warnings.warn("no trainer= was passed; SGD with learning rate 0.001 is used.", stacklevel=3)
             return Trainer(self.net.collect_params(), "sgd", {"learning_rate": 0.001})
-        if not isinstance(trainer, Trainer):
-            raise ValueError(f"trainer is a {type(trainer).__name__}, expected a gluon.Trainer.")
+        events.check_class(Trainer, trainer=trainer)
         return trainer
-
-    @property
-    def train_metrics(self) -> list[Any]:
-        """The metrics of the training."""
-        return self._train_metrics
-
-    @property
-    def val_metrics(self) -> list[Any]:
-        """The metrics of evaluations."""
-        return self._val_metrics
 
     def evaluate(self, val_data: Any, batch_axis: int = 0, event_handlers: Any = None) -> None:
         """Compute `val_metrics` on a data set.
@@ -145,7 +126,7 @@ class Estimator:
         Raises:
             ValueError: `val_data` is not a DataLoader, or a handler has metrics of its own.
         """
-        _check_loader(val_data)
+        events.check_class(DataLoader, val_data=val_data)
         for metric in self.val_metrics:
             metric.reset()
         defaults = [events.MetricHandler(self.val_metrics), events.LoggingHandler(metrics=self.val_metrics)]
@@ -180,7 +161,7 @@ class Estimator:
             ValueError: a loader or handler of another class, both or none of `epochs` and `batches`, or metrics that are not
                 those of the estimator.
         """
-        _check_loader(train_data)
+        events.check_class(DataLoader, train_data=train_data)
         if bool(epochs) == bool(batches):
             raise ValueError(f"epochs is {epochs} and batches is {batches}; pass one of them.")
         self.max_epoch, self.max_batch, self.batch_axis = epochs, batches, batch_axis
@@ -203,8 +184,8 @@ class Estimator:
 
     def _call(self, handlers: Sequence[Any], event: str, **kwargs: Any) -> bool:
         """Call the handlers of an event, and return whether one of them stops the epoch or the training."""
-        called = [getattr(h, event)(self, **kwargs) for h in handlers if isinstance(h, _KINDS[event])]
-        return any(called)
+        answers = [getattr(h, event)(self, **kwargs) for h in handlers if hasattr(h, event)]
+        return any(answers)
 
 
 def _completed(handlers: Any, defaults: Sequence[Any], metrics: Sequence[Any]) -> list[Any]:
@@ -213,24 +194,16 @@ def _completed(handlers: Any, defaults: Sequence[Any], metrics: Sequence[Any]) -
     metrics: those that handlers may refer to, if some are default ones.
     """
     own = [handlers] if isinstance(handlers, events.EventHandler) else list(handlers or ())
-    wrong = [h for h in own if not isinstance(h, events.EventHandler)]
-    if wrong:
-        raise ValueError(f"event_handlers has {wrong[0]!r}, expected handlers, which derive from TrainBegin, BatchEnd, ...")
+    for handler in own:
+        events.check_class(events.EventHandler, handler=handler)
     always = events.StoppingHandler
     added = [d for d in defaults if isinstance(d, always) or not any(isinstance(h, type(d)) for h in own)]
     for handler in own if added else ():
-        for name in dir(handler):
-            value = getattr(handler, name) if "metric" in name else ()
-            for metric in value if isinstance(value, list) else [value] if value else ():
-                if not any(metric is known for known in metrics):
-                    problem = f"{type(handler).__name__}.{name} has the metric {metric}, which is not one of the estimator's"
-                    raise ValueError(f"{problem}; pass estimator.train_metrics or estimator.val_metrics to it.")
+        for metric in [m for name, value in vars(handler).items() if "metric" in name for m in events.as_metrics(value)]:
+            if all(metric is not known for known in metrics):
+                problem = f"{type(handler).__name__} has the metric {metric}, which is not one of the estimator's"
+                raise ValueError(f"{problem}; pass estimator.train_metrics or estimator.val_metrics to it.")
     return sorted([*own, *added], key=lambda handler: getattr(handler, "priority", 0))
-
-
-def _check_loader(data: Any) -> None:
-    if not isinstance(data, DataLoader):
-        raise ValueError(f"the data is a {type(data).__name__}, expected a gluon.data.DataLoader.")
 
 
 def _contexts(context: Any) -> list[Context]:
@@ -242,6 +215,7 @@ def _contexts(context: Any) -> list[Context]:
     contexts = [context] if isinstance(context, Context) else context
     if not isinstance(contexts, list) or not all(isinstance(c, Context) for c in contexts):
         raise ValueError(f"context is {context!r}, expected a Context or a list of them, such as [mx.gpu(0), mx.gpu(1)].")
-    missing = [c for c in contexts if c.device_type == "gpu" and c.device_id >= num_gpus()]
-    assert not missing, f"{missing[0] if missing else ''} does not exist: there are {num_gpus()} GPUs; pass mx.cpu()."
+    for each in contexts:
+        missing = each.device_type == "gpu" and each.device_id >= num_gpus()
+        assert not missing, f"{each} does not exist: there are {num_gpus()} GPUs; pass mx.cpu()."
     return contexts

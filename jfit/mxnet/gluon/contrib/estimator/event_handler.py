@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit import checks
 from jfit.mxnet.metric import CompositeEvalMetric, EvalMetric, Loss
 
 __all__ = [
@@ -65,7 +66,6 @@ class EpochEnd(EventHandler):
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
         """Called after each epoch; True ends the training."""
-        return False
 
 
 class BatchBegin(EventHandler):
@@ -80,7 +80,13 @@ class BatchEnd(EventHandler):
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
         """Called with `batch=`, `pred=`, `label=` and `loss=` after each batch; True ends the epoch."""
-        return False
+
+
+def check_class(kind: type, **values: Any) -> None:
+    """Raise a ValueError unless each value is an object of a class."""
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} is {checks.shown(value)}; expected an object of the class {kind.__name__}.")
 
 
 def as_metrics(metrics: Any) -> list[Any]:
@@ -88,24 +94,30 @@ def as_metrics(metrics: Any) -> list[Any]:
     if isinstance(metrics, CompositeEvalMetric):
         return [m for part in metrics.metrics for m in as_metrics(part)]
     metrics = [metrics] if isinstance(metrics, EvalMetric) else metrics or []
-    wrong = [m for m in metrics if not isinstance(m, EvalMetric)]
-    if wrong:
-        raise ValueError(f"metrics has {wrong[0]!r}, expected mx.metric.EvalMetric objects.")
+    for metric in metrics:
+        check_class(EvalMetric, metric=metric)
     return metrics
 
 
 class _Counting(TrainBegin, BatchEnd, EpochEnd):
-    """Counts the batches and epochs of a training."""
+    """Counts the batches and epochs of a training, and calls `_on_period` at the end of each period of them."""
 
     current_batch = current_epoch = 0
+    batch_period: int | None = None
+    epoch_period: int | None = None
+    _on_period: Callable[[Any], None]
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         self.current_batch = self.current_epoch = 0
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.batch_period and (self.current_batch + 1) % self.batch_period == 0:
+            self._on_period(estimator)
         self.current_batch += 1
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.epoch_period and (self.current_epoch + 1) % self.epoch_period == 0:
+            self._on_period(estimator)
         self.current_epoch += 1
 
 
@@ -178,17 +190,8 @@ class ValidationHandler(_Counting):
         self.val_data, self.eval_fn, self.priority, self.event_handlers = val_data, eval_fn, priority, event_handlers
         self.epoch_period, self.batch_period = epoch_period, batch_period
 
-    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        super().batch_end(estimator)
-        self._evaluate(estimator, self.current_batch, self.batch_period)
-
-    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        super().epoch_end(estimator)
-        self._evaluate(estimator, self.current_epoch, self.epoch_period)
-
-    def _evaluate(self, estimator: Any, count: int, period: int | None) -> None:
-        if period and count % period == 0:
-            self.eval_fn(val_data=self.val_data, batch_axis=estimator.batch_axis, event_handlers=self.event_handlers)
+    def _on_period(self, estimator: Any) -> None:
+        self.eval_fn(val_data=self.val_data, batch_axis=estimator.batch_axis, event_handlers=self.event_handlers)
 
 
 class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, BatchEnd):
@@ -203,46 +206,40 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         ValueError: another `log_interval`.
     """
 
+    batch_index = current_epoch = processed_samples = 0
+    log_interval_time = 0.0
+
     def __init__(self, log_interval: Any = "epoch", metrics: Any = None, priority: float = np.inf) -> None:
         if log_interval != "epoch" and not isinstance(log_interval, int):
             raise ValueError(f"log_interval is {log_interval!r}, expected a number of batches or 'epoch'.")
         self.metrics, self.priority, self.log_interval = as_metrics(metrics), priority, log_interval
-        self._period = 0 if log_interval == "epoch" else log_interval  # batches between two lines; 0: no lines of batches
-        self._reset()
 
-    def _reset(self) -> None:
-        self.batch_index = self.current_epoch = self.processed_samples = 0
-        self.log_interval_time = 0.0
-
-    def _values(self) -> str:
-        return "".join("{}: {:.4f}, ".format(*metric.get()) for metric in self.metrics)
+    def _log(self, estimator: Any, text: str) -> None:
+        values = ["{}: {:.4f}".format(*metric.get()) for metric in self.metrics]
+        estimator.logger.info((text + ", ".join(values)).rstrip(", "))
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        self._reset()
+        self.batch_index = self.current_epoch = self.processed_samples = 0
         self.train_start, trainer = time.time(), estimator.trainer
-        name = type(trainer.optimizer).__name__
-        estimator.logger.info(
-            "Training begin: using optimizer %s with current learning rate %.4f ", name, trainer.learning_rate
-        )
-        many = (estimator.max_epoch, "epochs") if estimator.max_epoch else (estimator.max_batch, "batches")
-        estimator.logger.info("Train for %d %s.", *many)
+        start = f"Training begin: using optimizer {type(trainer.optimizer).__name__}"
+        estimator.logger.info(f"{start} with current learning rate {trainer.learning_rate:.4f} ")
+        length = f"{estimator.max_epoch} epochs" if estimator.max_epoch else f"{estimator.max_batch} batches"
+        estimator.logger.info(f"Train for {length}.")
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        seconds = time.time() - self.train_start
-        start = f"Train finished using total {int(seconds)}s with {self.current_epoch} epochs. "
-        estimator.logger.info((start + self._values()).rstrip(", "))
+        seconds = int(time.time() - self.train_start)
+        self._log(estimator, f"Train finished using total {seconds}s with {self.current_epoch} epochs. ")
 
     def batch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         self.batch_start = time.time()
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        if self._period:
+        if isinstance(self.log_interval, int):
             self.processed_samples += kwargs["batch"][0].shape[0]
             self.log_interval_time += time.time() - self.batch_start
-            if self.batch_index % self._period == 0:
+            if self.batch_index % self.log_interval == 0:
                 where = f"[Epoch {self.current_epoch}][Batch {self.batch_index}][Samples {self.processed_samples}] "
-                text = f"{where}time/interval: {self.log_interval_time:.3f}s {self._values()}"
-                estimator.logger.info(text.rstrip(", "))
+                self._log(estimator, f"{where}time/interval: {self.log_interval_time:.3f}s ")
                 self.log_interval_time = 0.0
         self.batch_index += 1
 
@@ -255,8 +252,8 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
             estimator.logger.info("Validation Begin")
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        text = f"[Epoch {self.current_epoch}] Finished in {time.time() - self.epoch_start:.3f}s, {self._values()}"
-        estimator.logger.info(text.rstrip(", "))
+        seconds = time.time() - self.epoch_start
+        self._log(estimator, f"[Epoch {self.current_epoch}] Finished in {seconds:.3f}s, ")
         self.current_epoch += 1
         self.batch_index = 0
 
@@ -265,16 +262,11 @@ class _Monitoring(EventHandler):
     """Compares the values of a metric: `_sign` is 1 if larger ones are better, else -1."""
 
     def __init__(self, monitor: Any, mode: str) -> None:
-        if not isinstance(monitor, EvalMetric):
-            homes = "estimator.train_metrics or estimator.val_metrics"
-            raise ValueError(f"{type(self).__name__}: monitor is {monitor!r}; expected one of the metrics of {homes}.")
-        if mode not in ("auto", "min", "max"):
-            message = f"{type(self).__name__}: mode is {mode!r}, expected 'auto', 'min' or 'max'; 'auto' is used."
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
-            mode = "auto"
-        if mode == "auto":
+        check_class(EvalMetric, monitor=monitor)
+        if mode not in ("min", "max"):
             meaning = f"larger values of {monitor.get()[0]} are taken as better, as MXNet does for every metric"
-            warnings.warn(f"{type(self).__name__}: {meaning}; pass mode='min' or mode='max'.", stacklevel=3)
+            message = f"{type(self).__name__}: mode is {mode!r}: {meaning}; pass mode='min' or mode='max'."
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
         self.monitor, self._sign = monitor, -1 if mode == "min" else 1
 
     def _value(self) -> float:
@@ -333,23 +325,12 @@ class CheckpointHandler(_Counting, _Monitoring):
         if self.save_best:
             self.best = -self._sign * np.inf
         if self.resume_from_checkpoint:
-            periods = (bool(self.epoch_period), bool(self.batch_period))
-            unit = "epoch" if estimator.max_epoch else "batch"
-            needed = f"a training counted by {unit} resumes from checkpoints of {unit}_period= alone"
-            assert periods == (bool(estimator.max_epoch), bool(estimator.max_batch)), f"{needed}; set the other to None."
             self._resume(estimator)
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         if self.current_batch == 0:
             self._save_symbol(estimator)
-        if self.batch_period and (self.current_batch + 1) % self.batch_period == 0:
-            self._save(estimator)
         super().batch_end(estimator)
-
-    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        if self.epoch_period and (self.current_epoch + 1) % self.epoch_period == 0:
-            self._save(estimator)
-        super().epoch_end(estimator)
 
     def _save_symbol(self, estimator: Any) -> None:
         path = os.path.join(self.model_dir, f"{self.model_prefix}-symbol.json")
@@ -359,7 +340,7 @@ class CheckpointHandler(_Counting, _Monitoring):
         else:
             estimator.logger.info("There is no graph to save as %s: hybridize() the net before fit().", path)
 
-    def _save(self, estimator: Any) -> None:
+    def _on_period(self, estimator: Any) -> None:
         epoch, batch = self.current_epoch, self.current_batch
         if self.resume_from_checkpoint:  # at the end of an epoch, its batches are counted already
             epoch, batch = epoch + self.trained_epoch + 1, batch + self.trained_batch + (not estimator.max_epoch)
@@ -376,8 +357,6 @@ class CheckpointHandler(_Counting, _Monitoring):
 
     def _save_best(self, estimator: Any) -> None:
         value, name, prefix = self._value(), self.monitor.get()[0], f"{self.model_prefix}-best"
-        if np.isnan(value):
-            return
         if self._sign * value > self._sign * self.best:
             self._write(estimator, prefix)
             before, self.best = self.best, value
@@ -399,22 +378,24 @@ class CheckpointHandler(_Counting, _Monitoring):
         estimator.trainer.save_states(states)
 
     def _resume(self, estimator: Any) -> None:
+        unit, units = ("epoch", "epochs") if estimator.max_epoch else ("batch", "batches")
+        periods = (bool(self.epoch_period), bool(self.batch_period))
+        needed = f"a training counted by {unit} resumes from checkpoints of {unit}_period= alone"
+        assert periods == (bool(estimator.max_epoch), bool(estimator.max_batch)), f"{needed}; set the other to None."
         pattern = re.compile(re.escape(self.model_prefix) + r"-epoch(\d+)batch(\d+)\.params")
         found = sorted((int(m[1]), int(m[2]), m[0]) for m in map(pattern.fullmatch, os.listdir(self.model_dir)) if m)
-        by_epoch = bool(estimator.max_epoch)
-        unit, units, total = ("epoch", "epochs", estimator.max_epoch) if by_epoch else ("batch", "batches", estimator.max_batch)
+        total = getattr(estimator, f"max_{unit}")
         if not found:
             estimator.logger.info(f"CheckpointHandler: No checkpoint found, training from scratch for {total} {units}")
             return
         self.saved_checkpoints = [name.removesuffix(".params") for *_, name in found]
         self.trained_epoch, self.trained_batch = found[-1][:2]
-        done = 1 + (self.trained_epoch if by_epoch else self.trained_batch)
+        done = 1 + getattr(self, f"trained_{unit}")
         if done >= total:
             problem = f"{self.model_dir} has a checkpoint of {unit} {done - 1}, and the training is of {total} {units}"
             raise ValueError(f"CheckpointHandler: {problem}: it is finished; pass resume_from_checkpoint=False to train again.")
         setattr(estimator, f"max_{unit}", total - done)
         params, states = self._files(self.saved_checkpoints[-1])
-        assert os.path.exists(states), f"CheckpointHandler: {params} has no trainer states beside it, {states}."
         estimator.net.load_parameters(params, ctx=estimator.context)
         estimator.trainer.load_states(states)
         where = f"epoch {self.trained_epoch} batch {self.trained_batch}"
@@ -422,7 +403,7 @@ class CheckpointHandler(_Counting, _Monitoring):
         estimator.logger.warning(text)
 
 
-class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd, _Monitoring):
+class EarlyStoppingHandler(_Counting, TrainEnd, _Monitoring):
     """Stop after `patience` epochs without an improvement of a metric.
 
     Args:
@@ -443,11 +424,10 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd, _Monitoring):
             raise ValueError("EarlyStoppingHandler: monitor is a CompositeEvalMetric; pass one of its metrics.")
         super().__init__(monitor, mode)
         self.baseline, self.patience, self.min_delta = baseline, patience, self._sign * min_delta
-        self.wait = self.stopped_epoch = self.current_epoch = 0
-        self.stop_training = False
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        self.wait = self.stopped_epoch = self.current_epoch = 0
+        super().train_begin(estimator)
+        self.wait = self.stopped_epoch = 0
         self.stop_training = False
         self.best = -self._sign * np.inf if self.baseline is None else self.baseline
 
@@ -459,15 +439,14 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd, _Monitoring):
             self.wait += 1
             if self.wait >= self.patience:
                 self.stopped_epoch, self.stop_training = self.current_epoch, True
-        self.current_epoch += 1
+        super().epoch_end(estimator)
         return self.stop_training
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         if self.stopped_epoch > 0:
-            text = (
-                "[Epoch %d] EarlyStoppingHanlder: early stopping due to %s not improving"  # MXNet's spelling, for log parsers
-            )
-            estimator.logger.info(text, self.stopped_epoch, self.monitor.get()[0])
+            reason = f"early stopping due to {self.monitor.get()[0]} not improving"
+            # MXNet's spelling, for log parsers
+            estimator.logger.info(f"[Epoch {self.stopped_epoch}] EarlyStoppingHanlder: {reason}")
 
 
 class GradientUpdateHandler(BatchEnd):

@@ -13,7 +13,7 @@ import numpy as np
 
 from jfit.data.files.mnist_iter import read_idx
 from jfit.formats.atomic import FormatError, read_file
-from jfit.mxnet.errors import MissingFile, translated
+from jfit.mxnet.errors import MissingFile, data_dir, translated
 from jfit.mxnet.gluon.data.dataset import Dataset, RecordFileDataset, with_fast_rows
 from jfit.mxnet.image.functions import imdecode, imread
 from jfit.mxnet.numpy.arrays import current_kind
@@ -31,10 +31,10 @@ class _InMemory(Dataset):
     """
 
     _folder: str
+    _read: Callable[[], tuple[np.ndarray, np.ndarray]]
 
-    def __init__(self, root: str | os.PathLike[str] | None, train: bool, transform: _Transform) -> None:
-        home = Path(os.environ.get("MXNET_HOME", "~/.mxnet"))
-        self._root = (home / "datasets" / self._folder if root is None else Path(root)).expanduser()
+    def __init__(self, root: str | os.PathLike[str] | None = None, train: bool = True, transform: _Transform = None) -> None:
+        self._root = Path(data_dir(), "datasets", self._folder) if root is None else Path(root).expanduser()
         self._train, self._transform = train, transform
         with translated():
             images, labels = self._read()
@@ -44,13 +44,13 @@ class _InMemory(Dataset):
         self._data, self._label = current_kind()(images), labels.astype(np.int32)
         self._rows = with_fast_rows(self._data)
 
-    def _read(self) -> tuple[np.ndarray, np.ndarray]:
-        raise NotImplementedError
-
-    def _missing(self, *names: str) -> MissingFile:
-        files = " nor ".join(names)
-        problem = f"{type(self).__name__}: the folder {self._root} has no file {files}"
-        return MissingFile(f"{problem}. jfit does not download data: put the file there, or pass root=, its folder.")
+    def _path(self, *names: str) -> Path:
+        """Return the path of the first of these files that exists."""
+        for path in (self._root / name for name in names):
+            if path.exists():
+                return path
+        problem = f"{type(self).__name__}: the folder {self._root} has no file {' nor '.join(names)}"
+        raise MissingFile(f"{problem}. jfit does not download data: put the file there, or pass root=, its folder.")
 
     def __len__(self) -> int:
         return len(self._label)
@@ -81,19 +81,11 @@ class MNIST(_InMemory):
 
     _folder = "mnist"
 
-    def __init__(self, root: str | None = None, train: bool = True, transform: _Transform = None) -> None:
-        super().__init__(root, train, transform)
-
     def _read(self) -> tuple[np.ndarray, np.ndarray]:
         part = "train" if self._train else "t10k"
-        return self._idx(f"{part}-images-idx3-ubyte", 3)[..., None], self._idx(f"{part}-labels-idx1-ubyte", 1)
-
-    def _idx(self, name: str, axes: int) -> np.ndarray:
-        names = [name + ".gz", name]
-        path = next((self._root / n for n in names if (self._root / n).exists()), None)
-        if path is None:
-            raise self._missing(*names)
-        return read_idx(path, axes)
+        names = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
+        images, labels = (read_idx(self._path(name + ".gz", name), axes) for name, axes in zip(names, (3, 1), strict=True))
+        return images[..., None], labels
 
 
 class FashionMNIST(MNIST):
@@ -126,30 +118,27 @@ class CIFAR10(_InMemory):
     _files = ([f"data_batch_{k}.bin" for k in range(1, 6)], ["test_batch.bin"])
     _labels, _label_at = 1, 0  # bytes before the pixels of a row, and which of them is the label
 
-    def __init__(self, root: str | None = None, train: bool = True, transform: _Transform = None) -> None:
-        super().__init__(root, train, transform)
-
     def _read(self) -> tuple[np.ndarray, np.ndarray]:
         rows = np.concatenate([self._rows_of(name) for name in self._files[not self._train]])
         pixels = rows[:, self._labels :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         return np.ascontiguousarray(pixels), rows[:, self._label_at]
 
     def _rows_of(self, name: str) -> np.ndarray:
-        path, archive, size = self._root / name, self._root / self._archive, self._labels + 3 * 32 * 32
-        content = read_file(path) if path.exists() else _member(archive, name) if archive.exists() else None
-        if content is None:
-            raise self._missing(name, self._archive)
+        path, size = self._path(name, self._archive), self._labels + 3 * 32 * 32
+        content = read_file(path) if path.name == name else _member(path, name)
         if len(content) % size:
             problem = f"found {len(content)} bytes, expected a multiple of {size}"
             raise FormatError(path, "content", problem, "the file is truncated: get it again.")
         return np.frombuffer(content, np.uint8).reshape(-1, size)
 
 
-def _member(archive: Path, name: str) -> bytes | None:
+def _member(archive: Path, name: str) -> bytes:
     with tarfile.open(archive) as tar:
-        member = next((m for m in tar if os.path.basename(m.name) == name), None)
-        file = None if member is None else tar.extractfile(member)
-        return None if file is None else file.read()
+        for member in tar:
+            file = tar.extractfile(member)
+            if file is not None and os.path.basename(member.name) == name:
+                return file.read()
+    raise FormatError(archive, "content", f"it has no file {name}", "get it again.")
 
 
 class CIFAR100(CIFAR10):
@@ -186,8 +175,8 @@ class ImageRecordDataset(RecordFileDataset):
 
     def __getitem__(self, idx: Any) -> Any:
         header, content = unpack(super().__getitem__(idx))
-        image = imdecode(content, self._flag)
-        return (image, header.label) if self._transform is None else self._transform(image, header.label)
+        sample = imdecode(content, self._flag), header.label
+        return sample if self._transform is None else self._transform(*sample)
 
 
 class ImageFolderDataset(Dataset):
@@ -207,29 +196,24 @@ class ImageFolderDataset(Dataset):
     """
 
     def __init__(self, root: str, flag: int = 1, transform: _Transform = None) -> None:
-        self._root, self._flag, self._transform = os.path.expanduser(root), flag, transform
+        self._flag, self._transform = flag, transform
         self.synsets: list[str] = []
         self.items: list[tuple[str, int]] = []
-        for folder in sorted(os.listdir(self._root)):
-            path = os.path.join(self._root, folder)
-            if os.path.isdir(path):
-                self.items += [(file, len(self.synsets)) for file in _images(path)]
-                self.synsets.append(folder)
-            else:
-                warnings.warn(f"{path} is ignored: it is not a folder.", stacklevel=2)
+        for folder in sorted(Path(root).expanduser().iterdir()):
+            if not folder.is_dir():
+                warnings.warn(f"{folder} is ignored: it is not a folder.", stacklevel=2)
+                continue
+            for file in sorted(folder.iterdir()):
+                if file.suffix.lower() in (".jpg", ".jpeg", ".png"):
+                    self.items.append((str(file), len(self.synsets)))
+                else:
+                    warnings.warn(f"{file} is ignored: images are .jpg, .jpeg or .png files.", stacklevel=2)
+            self.synsets.append(folder.name)
 
     def __len__(self) -> int:
         return len(self.items)
 
     def __getitem__(self, idx: Any) -> Any:
         path, label = self.items[idx]
-        image = imread(path, self._flag)
-        return (image, label) if self._transform is None else self._transform(image, label)
-
-
-def _images(folder: str) -> list[str]:
-    files = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
-    images = [file for file in files if file.lower().endswith((".jpg", ".jpeg", ".png"))]
-    for file in sorted({*files} - {*images}):
-        warnings.warn(f"{file} is ignored: images are .jpg, .jpeg or .png files.", stacklevel=3)
-    return images
+        sample = imread(path, self._flag), label
+        return sample if self._transform is None else self._transform(*sample)

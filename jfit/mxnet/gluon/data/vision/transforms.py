@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -38,22 +39,15 @@ class Compose(Sequential):
 
     def __init__(self, transforms: Sequence[Any]) -> None:
         super().__init__()
-        group: list[HybridBlock] = []
-        for block in (*transforms, None):
-            if isinstance(block, HybridBlock):
-                group.append(block)
-                continue
-            if len(group) == 1:
-                self.add(group[0])
-            elif group:
+        for hybrid, group in itertools.groupby(transforms, lambda block: isinstance(block, HybridBlock)):
+            blocks = list(group)
+            if hybrid and len(blocks) > 1:
                 joined = HybridSequential()
-                joined.add(*group)
+                joined.add(*blocks)
                 # A compiled graph has one input shape, but images are resized because their shapes differ.
-                joined.hybridize(not any(isinstance(b, Resize) for b in group))
-                self.add(joined)
-            group = []
-            if block is not None:
-                self.add(block)
+                joined.hybridize(not any(isinstance(block, Resize) for block in blocks))
+                blocks = [joined]
+            self.add(*blocks)
 
 
 class _Operator(HybridBlock):

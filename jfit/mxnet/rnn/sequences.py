@@ -31,17 +31,18 @@ class Sequences(NamedTuple):
 
     def unroll(self, cell: Any, inputs: Any, states: Any, merge: bool | None) -> Any:
         """Unroll another cell over sequences of the same length."""
-        return cell.unroll(self.length, inputs, states, self.layout, merge, self.valid_length)
+        lengths = () if self.valid_length is None else (self.valid_length,)
+        return cell.unroll(self.length, inputs, states, self.layout, merge, *lengths)
 
-    def steps(self, inputs: Any) -> list[Any]:
-        """Return a sequence as a list with one array for each step."""
+    def steps(self, inputs: Any, split: str = "split") -> list[Any]:
+        """Return a sequence as a list with one array for each step; `split`: the operator by the name that its node gets."""
         listed = isinstance(inputs, (list, tuple))
         if listed or self.F is nd:
             found = len(inputs) if listed else inputs.shape[self.axis]
             assert found == self.length, f"inputs has {found} steps, length is {self.length}; they must be equal."
         if listed:
             return list(inputs)
-        parts = self.F.split(inputs, axis=self.axis, num_outputs=self.length, squeeze_axis=1)
+        parts = getattr(self.F, split)(inputs, axis=self.axis, num_outputs=self.length, squeeze_axis=1)
         return [parts] if self.F is nd and self.length == 1 else list(parts)
 
     def one(self, inputs: Any) -> Any:
@@ -58,11 +59,13 @@ class Sequences(NamedTuple):
             inputs = self.F.SequenceMask(self.one(inputs), self.valid_length, use_sequence_length=True, axis=self.axis)
         return self.arranged(inputs, merge)
 
-    def reversed(self, steps: list[Any]) -> list[Any]:
-        """Reverse a list of steps; of each sequence only its first `valid_length` steps."""
+    def reversed(self, inputs: Any) -> Any:
+        """Reverse a sequence; if there is a `valid_length`, only its first steps."""
         if self.valid_length is None:
-            return steps[::-1]
-        turned = self.F.SequenceReverse(self.F.stack(*steps, axis=0), self.valid_length, use_sequence_length=True)
+            return inputs[::-1] if isinstance(inputs, list) else self.F.reverse(inputs, axis=self.axis)
+        if not isinstance(inputs, list):
+            return self.one(self.reversed(self.steps(inputs)))
+        turned = self.F.SequenceReverse(self.F.stack(*inputs, axis=0), self.valid_length, use_sequence_length=True)
         return self._replace(layout="TNC").steps(turned)
 
     def last(self, steps: Any) -> Any:
