@@ -25,7 +25,7 @@ TABLE: dict[str, str | dict[str, str]] = {
     "base": {
         "mxnet.errors": "DamagedFile MXNetError MissingFile MissingGradient NotImplementedForSymbol ReshapeError "
         "NotSupportedForSparseNDArray classproperty data_dir integer_types mx_real_t numeric_types py_str string_types "
-        "translated with_metaclass"
+        "translated with_metaclass _as_list=as_list"
     },
     "callback": {
         "mxnet.callback": "BatchEndParam LogValidationMetricsCallback ProgressBar Speedometer do_checkpoint log_train_metric "
@@ -139,6 +139,11 @@ TABLE: dict[str, str | dict[str, str]] = {
     "monitor": {_ARRAYS: "Monitor"},
     "name": {"graph.scopes": "NameManager Prefix"},
     "nd": "mxnet.ndarray",
+    "nd.sparse": "mxnet.ndarray.sparse",
+    "ndarray": "mxnet.ndarray",
+    "ndarray.ndarray": {"mxnet.ndarray": "*", "graph.compose": "_STORAGE_TYPE_STR_TO_ID=STORAGE_TYPES"},
+    "ndarray.random": "mxnet.random",
+    "ndarray.sparse": "mxnet.ndarray.sparse",
     "numpy": "mxnet.numpy",
     "numpy.linalg": "mxnet.numpy.linalg",
     "numpy.random": "mxnet.numpy.random",
@@ -154,7 +159,9 @@ TABLE: dict[str, str | dict[str, str]] = {
     "rnn": "mxnet.rnn",
     "rtc": {"mxnet.runtime": "CudaModule"},
     "runtime": {"mxnet.runtime": "Feature Features feature_list"},
+    "sym": "mxnet.symbol",
     "symbol": "mxnet.symbol",
+    "symbol.symbol": "mxnet.symbol",
     "test_utils": "mxnet.test_utils",
     "util": "mxnet.util",
     "visualization": "mxnet.visualization",

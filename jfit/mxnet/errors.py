@@ -54,11 +54,21 @@ def data_dir() -> str:
     return os.environ.get("MXNET_HOME") or os.path.join(os.path.expanduser("~"), ".mxnet")
 
 
-def py_str(text: bytes) -> str:
+def as_list(value: Any) -> list[Any]:
+    """Return a list or tuple as a list, anything else as a list with it alone.
+
+    Example:
+        >>> as_list((1, 2)), as_list(3)
+        ([1, 2], [3])
+    """
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def py_str(text: bytes | str) -> str:
     """Decode UTF-8 text.
 
     Args:
-        text: the bytes.
+        text: the bytes; a str is returned unchanged.
 
     Returns:
         str.
@@ -67,7 +77,7 @@ def py_str(text: bytes) -> str:
         >>> py_str(b"conv")
         'conv'
     """
-    return text.decode("utf-8")
+    return text if isinstance(text, str) else text.decode("utf-8")
 
 
 class classproperty(property):

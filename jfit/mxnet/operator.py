@@ -31,7 +31,7 @@ from jfit.mxnet.mutable import on_host
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.symbol.symbol import operator as symbol_function
 from jfit.ops import ALIASES, lookup
-from jfit.ops.attributes import DTYPES
+from jfit.ops.attributes import DTYPES, REQUIRED, Attr
 from jfit.ops.custom import HOSTS
 
 MIN_THREADS = 32
@@ -237,7 +237,16 @@ def get_operator_arguments(op_name: str) -> OperatorArguments:
     arrays = ["data"] if op.variadic else [*op.usual_inputs]
     kind = "NDArray-or-Symbol[]" if op.variadic else "NDArray-or-Symbol"
     names = [*arrays, *op.attrs]
-    return OperatorArguments(len(names), names, [*[kind] * len(arrays), *(a.kind for a in op.attrs.values())])
+    return OperatorArguments(len(names), names, [*[kind] * len(arrays), *map(_described, op.attrs.values())])
+
+
+def _described(attr: Attr) -> str:
+    """Return the type of an attribute in MXNet's words, where these are known."""
+    choices = attr.kind.removeprefix("one of ")
+    if choices == attr.kind or choices.endswith(" or None"):
+        return attr.kind
+    default = "required" if attr.default is REQUIRED else f"optional, default={attr.default!r}"
+    return f"{{{', '.join(map(repr, choices.split(', ')))}}}, {default}"
 
 
 class _PropHost:
@@ -325,7 +334,7 @@ def _values(arrays: Sequence[NDArray]) -> list[np.ndarray]:
 
 
 # -------------------------------------------------------------------------------- classes before CustomOp
-class PythonOp:
+class PythonOp(CustomOpProp):
     """Base class of `NumpyOp` and `NDArrayOp`, objects that describe and compute an operator; deprecated.
 
     Args:
@@ -340,8 +349,8 @@ class PythonOp:
     _hint = ""
 
     def __init__(self, need_top_grad: bool = True) -> None:
-        self.need_top_grad_ = need_top_grad
-        for kind in reversed(type(self).__mro__[:-1]):
+        super().__init__(need_top_grad)
+        for kind in reversed(type(self).__mro__[:-2]):
             if kind.__module__ == __name__:
                 warnings.warn(f"{kind.__name__} is deprecated. Please use CustomOp", stacklevel=2)
 
@@ -363,7 +372,7 @@ class PythonOp:
             raise NotImplementedError(f"{type(self).__name__}: derive the class from NumpyOp or NDArrayOp, which make symbols.")
         kind = f"{self._hint}{next(_COUNT)}"
         _more_threads()
-        HOSTS[kind] = lambda attrs: _PropHost(_PythonOpProp(self), self._hint)
+        HOSTS[kind] = lambda attrs: _PropHost(self, self._hint)
         return symbol_function("Custom")(*args, op_type=kind, **kwargs)
 
     def forward(self, in_data: list, out_data: list) -> None:
@@ -378,13 +387,9 @@ class PythonOp:
         """Infer shapes: input shapes -> (input shapes, output shapes)."""
         return in_shape, [in_shape[0]]
 
-    def list_outputs(self) -> list[str]:
-        """Return the names of the outputs."""
-        return ["output"]
-
-    def list_arguments(self) -> list[str]:
-        """Return the names of the inputs."""
-        return ["data"]
+    def create_operator(self, ctx: Any, in_shapes: list, in_dtypes: list) -> CustomOp:
+        """Create the `CustomOp` that calls `forward` and `backward` of this object."""
+        return _PythonOpRun(self)
 
     def need_top_grad(self) -> bool:
         """Return whether backward uses the gradients of the outputs."""
@@ -421,28 +426,8 @@ class NDArrayOp(PythonOp):
 
     _hint = "_ndarray"
 
-    def declare_backward_dependency(self, out_grad: list[int], in_data: list[int], out_data: list[int]) -> list[int]:
-        """Return the ids of the arrays that backward reads; if no `out_grad` id is among them, the operator is a loss."""
-        return [*(out_grad if self.need_top_grad() else ()), *in_data, *out_data]
-
 
 _COUNT = itertools.count()
-
-
-class _PythonOpProp(CustomOpProp):
-    """A PythonOp as a CustomOpProp."""
-
-    def __init__(self, op: PythonOp) -> None:
-        super().__init__(op.need_top_grad())
-        self.op = op
-        self.list_arguments, self.list_outputs = op.list_arguments, op.list_outputs
-        self.declare_backward_dependency = getattr(op, "declare_backward_dependency", self.declare_backward_dependency)
-
-    def infer_shape(self, in_shape: list) -> tuple:
-        return (*self.op.infer_shape(in_shape), [])
-
-    def create_operator(self, ctx: Any, in_shapes: list, in_dtypes: list) -> CustomOp:
-        return _PythonOpRun(self.op)
 
 
 class _PythonOpRun(CustomOp):

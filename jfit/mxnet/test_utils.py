@@ -1,15 +1,17 @@
 """`mx.test_utils`: comparisons of arrays, and checks of the outputs and gradients of symbols.
 
-Random inputs come from `numpy.random`, drawn in MXNet's order: after `np.random.seed` they are those of MXNet.  JAX computes in
-32 bits by default; checks with dtype float64 then compute in float32, with its tolerances.
+Random inputs come from `numpy.random`, drawn in MXNet's order: after `np.random.seed` they are those of MXNet.  Checks with
+dtype float64 compute in 64 bits, whatever jax_enable_x64 is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import json
+import logging
 import numbers
 import os
 import platform
@@ -33,21 +35,22 @@ from jfit.mxnet.ndarray.create import arange, array, eye, waitall, zeros
 from jfit.mxnet.symbol.symbol import Symbol, Variable, operator
 from jfit.mxnet.util import getenv, setenv, use_np
 
+# with the modules that scripts take from `from mxnet.test_utils import *`
 __all__ = [
     "Context", "DummyIter", "Symbol", "almost_equal", "array", "assert_allclose", "assert_almost_equal",
     "assert_almost_equal_ignore_nan", "assert_almost_equal_with_err", "assert_exception", "assign_each", "assign_each2",
     "check_consistency", "check_numeric_gradient", "check_speed", "check_symbolic_backward", "check_symbolic_forward",
     "chi_square_check", "collapse_sum_like", "compare_ndarray_tuple", "compare_optimizer", "create_2d_tensor",
-    "create_sparse_array", "create_vector", "current_context", "default_atols", "default_context",
-    "default_dtype", "default_numeric_eps", "default_rtols", "discard_stderr", "download", "effective_dtype", "environment",
-    "gen_buckets_probs_with_ppf", "get_atol", "get_cifar10", "get_etol", "get_identity_mat",
-    "get_im2rec_path", "get_mnist", "get_mnist_iterator", "get_mnist_ubyte",
-    "get_rtol", "get_tolerance", "get_tols", "getenv", "is_aarch64_run", "is_cd_run",
-    "is_op_runnable", "json", "list_gpus", "mean_check", "np", "np_reduce", "numeric_grad", "os",
-    "rand_coord_2d", "rand_ndarray", "rand_shape_2d",
-    "rand_shape_3d", "rand_shape_nd", "rand_sparse_ndarray", "random_arrays", "random_sample", "random_uniform_arrays",
-    "retry", "rnd", "same", "same_array", "same_symbol_structure", "set_default_context", "setenv",
-    "shuffle_csr_column_indices", "simple_forward", "sys", "time", "use_np", "var_check", "verify_generator",
+    "create_sparse_array", "create_vector", "current_context", "default_atols", "default_context", "default_dtype",
+    "default_numeric_eps", "default_rtols", "discard_stderr", "download", "effective_dtype", "environment",
+    "gen_buckets_probs_with_ppf", "get_atol", "get_cifar10", "get_etol", "get_identity_mat", "get_im2rec_path", "get_mnist",
+    "get_mnist_iterator", "get_mnist_ubyte", "get_rtol", "get_tolerance", "get_tols", "getenv", "is_aarch64_run", "is_cd_run",
+    "is_op_runnable", "json", "list_gpus", "logging", "mean_check", "np", "np_reduce", "numbers", "numeric_grad", "os",
+    "platform", "rand_coord_2d", "rand_ndarray", "rand_shape_2d", "rand_shape_3d", "rand_shape_nd", "rand_sparse_ndarray",
+    "random_arrays", "random_sample", "random_uniform_arrays", "retry", "rnd", "same", "same_array",
+    "same_symbol_structure", "set_default_context", "setenv", "shuffle_csr_column_indices", "simple_forward", "sys", "time",
+    "use_np", "var_check",
+    "verify_generator",
 ]  # fmt: skip
 
 _EXACT = ("bool", "int8", "uint8", "int32", "uint32", "int64", "uint64")
@@ -959,17 +962,16 @@ def simple_forward(sym: Symbol, ctx: Context | None = None, is_train: bool = Fal
     return values[0] if len(values) == 1 else values
 
 
-def _computed_in(dtype: Any) -> Any:
-    """Return the dtype that JAX computes in: float32 for float64, unless jax_enable_x64 is set; "asnumpy" is kept."""
-    return dtype if isinstance(dtype, str) else jax.dtypes.canonicalize_dtype(dtype).type
+def _in_double(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a check that computes in 64 bits if its argument `dtype` is float64."""
 
+    @functools.wraps(check)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        wide = inspect.signature(check).bind(*args, **kwargs).arguments.get("dtype") in (np.float64, "float64")
+        with jax.enable_x64(True) if wide else contextlib.nullcontext():
+            return check(*args, **kwargs)
 
-def _tolerances(dtype: Any, rtol: Tolerance, atol: Tolerance) -> tuple[Tolerance, Tolerance]:
-    """Return the tolerances of a check with this dtype; where JAX computes float64 in float32, no smaller than its own."""
-    if _computed_in(dtype) == dtype:
-        return rtol, atol
-    numbers_of = ((rtol, default_rtols), (atol, default_atols))
-    return tuple(max(t, d()[np.dtype(np.float32)]) if isinstance(t, float) else t for t, d in numbers_of)  # type: ignore[return-value]
+    return checked
 
 
 def _named(what: str, values: Any, names: Sequence[str], ctx: Any, dtype: Any) -> Any:
@@ -988,6 +990,7 @@ def _ndarray(value: Any, ctx: Any, dtype: Any) -> Any:
     return array(value, ctx, value.dtype if dtype == "asnumpy" else dtype) if isinstance(value, np.ndarray) else value
 
 
+@_in_double
 def check_symbolic_forward(
     sym: Symbol, location: Any, expected: Any, rtol: Tolerance = None, atol: Tolerance = None, aux_states: Any = None,
     ctx: Context | None = None, equal_nan: bool = False, dtype: Any = np.float32,
@@ -1015,10 +1018,9 @@ def check_symbolic_forward(
         >>> len(check_symbolic_forward(Variable("x") + 1, [x], [x + 1]))
         1
     """
-    ctx, compute = ctx or default_context(), _computed_in(dtype)
-    rtol, atol = _tolerances(dtype, rtol, atol)
-    args = _named("location", location, sym.list_arguments(), ctx, compute)
-    aux = _named("aux_states", aux_states, sym.list_auxiliary_states(), ctx, compute)
+    ctx = ctx or default_context()
+    args = _named("location", location, sym.list_arguments(), ctx, dtype)
+    aux = _named("aux_states", aux_states, sym.list_auxiliary_states(), ctx, dtype)
     if isinstance(expected, Mapping):
         expected = [expected[k] for k in sym.list_outputs()]
     outputs = sym.bind(ctx, args, aux_states=aux).forward(is_train=False)
@@ -1027,6 +1029,7 @@ def check_symbolic_forward(
     return outputs
 
 
+@_in_double
 def check_symbolic_backward(
     sym: Symbol, location: Any, out_grads: Any, expected: Any, rtol: Tolerance = None, atol: Tolerance = None,
     aux_states: Any = None, grad_req: Any = "write", ctx: Context | None = None,
@@ -1054,11 +1057,10 @@ def check_symbolic_backward(
         >>> check_symbolic_backward(Variable("x") * 3, [x], [x], [3 * x])["x"].asnumpy().tolist()
         [3.0, 3.0]
     """
-    ctx, compute = ctx or default_context(), _computed_in(dtype)
-    rtol, atol = _tolerances(dtype, rtol, atol)
+    ctx = ctx or default_context()
     names = sym.list_arguments()
-    args = _named("location", location, names, ctx, compute)
-    aux = _named("aux_states", aux_states, sym.list_auxiliary_states(), ctx, compute)
+    args = _named("location", location, names, ctx, dtype)
+    aux = _named("aux_states", aux_states, sym.list_auxiliary_states(), ctx, dtype)
     if not isinstance(expected, Mapping):
         expected = dict(zip(names, expected, strict=False))
     before = {k: np.random.normal(size=v.shape) for k, v in sorted(expected.items())}
@@ -1066,16 +1068,16 @@ def check_symbolic_backward(
     grads = {
         k: create_sparse_array(v.shape, stypes[k], density=0.0)
         if stypes[k] != "default"
-        else array(v, ctx, expected[k].dtype if dtype == "asnumpy" else compute)
+        else array(v, ctx, expected[k].dtype if dtype == "asnumpy" else dtype)
         for k, v in before.items()
     }
     reqs = grad_req if isinstance(grad_req, Mapping) else _requests(grad_req, names)
     executor = sym.bind(ctx, args, grads, reqs, aux)
     executor.forward(is_train=True)
     if isinstance(out_grads, Mapping):
-        out_grads = {k: _ndarray(v, ctx, compute) for k, v in out_grads.items()}
+        out_grads = {k: _ndarray(v, ctx, dtype) for k, v in out_grads.items()}
     elif out_grads is not None:
-        out_grads = [_ndarray(v, ctx, compute) for v in out_grads]
+        out_grads = [_ndarray(v, ctx, dtype) for v in out_grads]
     executor.backward(out_grads)
     for name, value in expected.items():
         labels = f"EXPECTED_{name}", f"BACKWARD_{name}"
@@ -1117,7 +1119,7 @@ def numeric_grad(
         >>> round(float(numeric_grad(executor, {"x": np.array([3.0])}, eps=0.5)["x"][0]), 3)
         6.0
     """
-    dtype, grads = _computed_in(dtype), {k: np.zeros(v.shape, _computed_in(dtype)) for k, v in location.items()}
+    grads = {k: np.zeros(v.shape, dtype) for k, v in location.items()}
     for name, value in location.items():
         location[name] = np.array(_on_host(value), order="C")
         executor.arg_dict[name][:] = location[name].astype(dtype)
@@ -1142,6 +1144,7 @@ def numeric_grad(
     return grads
 
 
+@_in_double
 def check_numeric_gradient(
     sym: Symbol, location: Any, aux_states: Any = None, numeric_eps: float | None = None, rtol: Tolerance = None,
     atol: Tolerance = None, grad_nodes: Any = None, use_forward_train: bool = True, ctx: Context | None = None,
@@ -1168,30 +1171,28 @@ def check_numeric_gradient(
         >>> check_numeric_gradient(Variable("x") ** 2, [np.ones((2, 2), "float32")])
     """
     assert dtype in (np.float16, np.float32, np.float64)
-    ctx, compute = ctx or default_context(), _computed_in(dtype)
-    rtol, atol = _tolerances(dtype, rtol, atol)
-    args = _named("location", location, sym.list_arguments(), ctx, compute)
-    aux = _named("aux_states", aux_states, sym.list_auxiliary_states(), ctx, compute)
+    ctx = ctx or default_context()
+    args = _named("location", location, sym.list_arguments(), ctx, dtype)
+    aux = _named("aux_states", aux_states, sym.list_auxiliary_states(), ctx, dtype)
     values = {k: v.asnumpy() for k, v in args.items()}
     if not isinstance(grad_nodes, Mapping):
         grad_nodes = dict.fromkeys(sym.list_arguments() if grad_nodes is None else grad_nodes, "write")
     shape = sym.infer_shape(**{k: v.shape for k, v in args.items()})[1][0]
     out = operator("make_loss")(sym * Variable("__random_proj"))
-    args["__random_proj"] = array(np.random.rand(*shape) + 0.1, ctx, compute)  # not small: differences would cancel
+    args["__random_proj"] = array(np.random.rand(*shape) + 0.1, ctx, dtype)  # not small: differences would cancel
     before = {k: np.random.normal(0, 0.01, size=args[k].shape) for k in (*grad_nodes, "__random_proj")}
-    grads = {k: array(v, ctx, compute) for k, v in before.items()}
+    grads = {k: array(v, ctx, dtype) for k, v in before.items()}
     for name in grad_stype_dict or {}:
         if name in grads and grad_stype_dict[name] != "default":  # type: ignore[index]
-            grads[name] = zeros(grads[name].shape, ctx, compute).tostype(grad_stype_dict[name])  # type: ignore[index]
+            grads[name] = zeros(grads[name].shape, ctx, dtype).tostype(grad_stype_dict[name])  # type: ignore[index]
     executor = out.bind(ctx, args, grads, dict(grad_nodes), aux)
     executor.forward(is_train=True)
     eps = get_tolerance(executor.outputs[0], numeric_eps, default_numeric_eps())
-    eps = eps if compute == dtype else max(eps, default_numeric_eps()[np.dtype(compute)])
-    assert compute == np.float64 or eps >= 1e-5, f"numeric_eps={eps} is too small for {np.dtype(compute)}"
+    assert dtype == np.float64 or eps >= 1e-5, f"numeric_eps={eps} is too small for {np.dtype(dtype)}"
     executor.backward()
     symbolic = {k: executor.grad_dict[k].copy() for k in grad_nodes}
     states = None if aux is None else {k: v.asnumpy() for k, v in aux.items()}
-    numeric = numeric_grad(executor, values, states, eps, use_forward_train, compute)
+    numeric = numeric_grad(executor, values, states, eps, use_forward_train, dtype)
     for name, req in grad_nodes.items():
         labels = f"NUMERICAL_{name}", f"BACKWARD_{name}"
         _compare_gradient(req, numeric[name], symbolic[name], before[name], (rtol, atol, labels))

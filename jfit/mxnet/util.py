@@ -7,11 +7,10 @@ as the class of the arrays that gluon creates.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -70,11 +69,6 @@ def set_np_shape(active: bool) -> bool:
     return before
 
 
-def _set_np_array(active: bool) -> bool:
-    before, _state.array = _state.array, bool(active)
-    return before
-
-
 def set_np(shape: bool = True, array: bool = True) -> None:
     """Switch NumPy shape and array semantics on or off for this thread.
 
@@ -93,7 +87,7 @@ def set_np(shape: bool = True, array: bool = True) -> None:
     """
     if array and not shape:
         raise ValueError("set_np(shape=False, array=True): NumPy array semantics need NumPy shape semantics; pass shape=True")
-    _set_np_array(array)
+    _state.array = bool(array)
     set_np_shape(shape)
 
 
@@ -108,7 +102,8 @@ def reset_np() -> None:
     set_np(shape=False, array=False)
 
 
-class np_shape(contextlib.ContextDecorator):
+@contextlib.contextmanager
+def np_shape(active: bool = True) -> Iterator[None]:
     """Context manager and decorator that switches NumPy shape semantics on or off.
 
     Args:
@@ -119,22 +114,15 @@ class np_shape(contextlib.ContextDecorator):
         ...     is_np_shape()
         True
     """
-
-    _set = staticmethod(set_np_shape)
-
-    def __init__(self, active: bool = True) -> None:
-        self._active = active
-        self._before: list[bool] = []
-
-    def __enter__(self) -> np_shape:
-        self._before.append(self._set(self._active))
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self._set(self._before.pop())
+    before = set_np_shape(active)
+    try:
+        yield
+    finally:
+        set_np_shape(before)
 
 
-class np_array(np_shape):
+@contextlib.contextmanager
+def np_array(active: bool = True) -> Iterator[None]:
     """Context manager and decorator that switches NumPy array semantics on or off.
 
     Args:
@@ -145,8 +133,14 @@ class np_array(np_shape):
         ...     is_np_array()
         True
     """
+    before, _state.array = _state.array, bool(active)
+    try:
+        yield
+    finally:
+        _state.array = before
 
-    _set = staticmethod(_set_np_array)
+
+_NumpyArrayScope = np_array  # its name in MXNet
 
 
 def _use(scope: Callable[[], Any], func: Any) -> Any:
@@ -154,21 +148,15 @@ def _use(scope: Callable[[], Any], func: Any) -> Any:
     if not callable(func):
         raise TypeError(f"expected a class or a function to decorate, found {type(func).__name__}")
     if not inspect.isclass(func):
-
-        @functools.wraps(func)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with scope():
-                return func(*args, **kwargs)
-
-        return call
+        return scope()(func)
     for name in dir(func):
         member = inspect.getattr_static(func, name)
         if inspect.isfunction(member):
-            setattr(func, name, _use(scope, member))
+            setattr(func, name, scope()(member))
         elif isinstance(member, (staticmethod, classmethod)) and inspect.isfunction(member.__func__):
-            setattr(func, name, type(member)(_use(scope, member.__func__)))
+            setattr(func, name, type(member)(scope()(member.__func__)))
         elif isinstance(member, property):
-            get, put, remove = (f and _use(scope, f) for f in (member.fget, member.fset, member.fdel))
+            get, put, remove = (f and scope()(f) for f in (member.fget, member.fset, member.fdel))
             setattr(func, name, property(get, put, remove, member.__doc__))
     return func
 
@@ -219,27 +207,6 @@ def use_np(func: Any) -> Any:
         (True, True)
     """
     return use_np_shape(use_np_array(func))
-
-
-def set_module(module: str | None) -> Callable[[Any], Any]:
-    """Return a decorator that sets `__module__` of a function or class.
-
-    Args:
-        module: the name; None leaves it.
-
-    Returns:
-        The decorator.
-
-    Example:
-        >>> set_module("mxnet.numpy")(lambda: 0).__module__
-        'mxnet.numpy'
-    """
-
-    def decorate(func: Any) -> Any:
-        func.__module__ = module or func.__module__
-        return func
-
-    return decorate
 
 
 def getenv(name: str) -> str | None:

@@ -236,9 +236,10 @@ def choice(*names: str, default: Any = REQUIRED) -> Attr:
     """Declare an attribute that is one of `names`."""
 
     def convert(value: Any) -> str:
-        if value not in names:
+        name = value if isinstance(value, str) or value is None else np.dtype(value).name
+        if name not in names:
             raise ValueError(value)
-        return value
+        return name
 
     return Attr(convert, default, "one of " + ", ".join(names))
 

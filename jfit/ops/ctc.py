@@ -99,7 +99,8 @@ def ctc_loss(ctx: Ctx, attrs: Attrs, data: Array, label: Array, *lengths: Array)
     counts = optional.get("label_lengths", jnp.sum(jnp.cumprod((labels != padding).astype(jnp.int32), axis=1), axis=1))
     times = optional.get("data_lengths", jnp.full((batch,), steps))
     times = jnp.clip(times.reshape(batch).astype(jnp.int32), 0, steps)
-    logs = jax.nn.log_softmax(data.astype(accumulating(data.dtype)), axis=2)
+    inside = jnp.arange(steps).reshape(-1, 1, 1) < times.reshape(1, -1, 1)
+    logs = jax.nn.log_softmax(jnp.where(inside, data, 0).astype(accumulating(data.dtype)), axis=2)
     blank = 0 if attrs.blank_label == "first" else classes - 1
     return _losses(logs, labels, counts.reshape(batch).astype(jnp.int32), times, blank).astype(data.dtype)
 

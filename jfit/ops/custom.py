@@ -146,9 +146,9 @@ def _run(host: Host, kind: str, ctx: Ctx, attrs: Attrs, *arrays: Any) -> Any:
 def _present(host: Host, arrays: Sequence[Any]) -> tuple[Array, ...]:
     """Return the inputs, with zeros for a label that was not passed (it is only read in training)."""
     shapes, _ = _inferred(host, "infer_shape", host.shapes, [None if a is None else a.shape for a in arrays], [])
-    first = next(a for a in arrays if a is not None)
+    first = next((a for a in arrays if a is not None), None)
     pairs = zip(arrays[: len(host.arguments)], shapes, strict=False)
-    return tuple(jnp.zeros(shape or (), first.dtype) if a is None else a for a, shape in pairs)
+    return tuple(jnp.zeros(shape or (), getattr(first, "dtype", None)) if a is None else a for a, shape in pairs)
 
 
 class _Call:

@@ -231,17 +231,18 @@ def _from_lower(matrix: Array) -> Array:
     return average + lax.stop_gradient(mirrored - average)
 
 
-@_operator("potrf", fill=same_shape)
+@_operator("potrf", attrs={"lower": flag(True)}, fill=same_shape)
 def potrf(ctx, attrs, matrix):
-    """y = L, the lower Cholesky factor: A = L Lᵀ; reads the lower triangle of A; the gradient is symmetric, as in MXNet."""
+    """y = L, the Cholesky factor: A = L Lᵀ, or Lᵀ for lower=False; reads that triangle of A; the gradient is symmetric."""
     need_square(matrix)
-    return lax.linalg.cholesky(_from_lower(wide(matrix)), symmetrize_input=False).astype(matrix.dtype)
+    lower = _from_lower(_transposed(wide(matrix), not attrs.lower))
+    return _transposed(lax.linalg.cholesky(lower, symmetrize_input=False), not attrs.lower).astype(matrix.dtype)
 
 
-@_operator("potri", fill=same_shape)
+@_operator("potri", attrs={"lower": flag(True)}, fill=same_shape)
 def potri(ctx, attrs, matrix):
-    """y = (A Aᵀ)⁻¹ for a lower triangular A: the inverse of the matrix whose Cholesky factor is A."""
-    factor = wide(matrix)
+    """y = (A Aᵀ)⁻¹ for a lower triangular A, (Aᵀ A)⁻¹ for an upper: the inverse of the matrix whose Cholesky factor is A."""
+    factor = _transposed(wide(matrix), not attrs.lower)
     one = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
     inverse = lax.linalg.triangular_solve(factor, one, left_side=True, lower=True)
     return jnp.matmul(_transposed(inverse), inverse).astype(matrix.dtype)

@@ -328,7 +328,7 @@ def _smooth_l1(data: Array, sigma: float) -> Array:
     return jnp.where(inside, 0.5 * square * jnp.square(data), jnp.abs(data) - 0.5 / square)
 
 
-@operator("smooth_l1", attrs={"scalar": number()}, aliases=("_npx_smooth_l1",))
+@operator("smooth_l1", attrs={"scalar": number(1.0)}, aliases=("_npx_smooth_l1",))
 def smooth_l1(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = σ²x²/2 where |x| < 1/σ², else |x| - 1/(2σ²); scalar = σ."""
     return _smooth_l1(data, attrs.scalar)

@@ -191,7 +191,7 @@ def dropout(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     if attrs.p <= 0 or not (ctx.train or attrs.mode == "always"):
         return data
     if keep <= 0:
-        return jnp.zeros_like(data)
+        return jnp.full_like(data, jnp.nan)  # 0 / 0, as in MXNet
     axes = {TO_CHANNELS_LAST[a] for a in attrs.axes} if ctx.channels_last else {a % data.ndim for a in attrs.axes}
     size = tuple(1 if k in axes else n for k, n in enumerate(data.shape))
     rows = ctx.rows[0]

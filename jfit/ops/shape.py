@@ -44,10 +44,7 @@ def reshape_target(source: Shape, codes: Sequence[int], reverse: bool = False) -
 
     Source: MXNet 1.9.1, Reshape.
     """
-    groups, sizes = _groups(codes), list(source)
-    if reverse:
-        groups = [g[:1] + g[:0:-1] for g in reversed(groups)]
-        sizes.reverse()
+    groups, sizes = _groups(codes[::-1] if reverse else codes), list(source[::-1] if reverse else source)
     try:
         target = _apply_codes(sizes, groups)
     except (IndexError, ValueError):  # more axes than the data has; -4 without two sizes
@@ -304,10 +301,16 @@ def pad(ctx, attrs, data):
     return jnp.pad(data, widths, mode=attrs.mode, **extra)
 
 
+def _block_size(attrs, data):
+    if attrs.block_size < 1 or 0 in data.shape[1:]:
+        raise ValueError(f"block_size is {attrs.block_size} and data has shape {data.shape}; expected positive sizes")
+    return attrs.block_size
+
+
 @operator("depth_to_space", attrs={"block_size": integer()}, rows=unmixed(lambda attrs, ndim: range(1, ndim)))
 def depth_to_space(ctx, attrs, data):
     """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w]: b² channels become a block of b x b pixels, b = block_size."""
-    b, (n, c, h, w) = attrs.block_size, data.shape
+    b, (n, c, h, w) = _block_size(attrs, data), data.shape
     parts = data.reshape((n, b, b, c // (b * b), h, w))
     return parts.transpose((0, 3, 4, 1, 5, 2)).reshape((n, c // (b * b), h * b, w * b))
 
@@ -315,6 +318,6 @@ def depth_to_space(ctx, attrs, data):
 @operator("space_to_depth", attrs={"block_size": integer()}, rows=unmixed(lambda attrs, ndim: range(1, ndim)))
 def space_to_depth(ctx, attrs, data):
     """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: a block of b x b pixels becomes b² channels, b = block_size."""
-    b, (n, c, h, w) = attrs.block_size, data.shape
+    b, (n, c, h, w) = _block_size(attrs, data), data.shape
     parts = data.reshape((n, c, h // b, b, w // b, b))
     return parts.transpose((0, 3, 5, 1, 2, 4)).reshape((n, c * b * b, h // b, w // b))

@@ -893,13 +893,13 @@ def _linalg_maketrian(A: Symbol | None = None, offset: int = 0, lower: bool = Tr
 
 linalg_maketrian = _linalg_maketrian
 
-def _linalg_potrf(A: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = L, the lower Cholesky factor: A = L Lᵀ; reads the lower triangle of A; the gradient is symmetric, as in MXNet."""
+def _linalg_potrf(A: Symbol | None = None, lower: bool = True, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+    """y = L, the Cholesky factor: A = L Lᵀ, or Lᵀ for lower=False; reads that triangle of A; the gradient is symmetric."""
 
 linalg_potrf = _linalg_potrf
 
-def _linalg_potri(A: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = (A Aᵀ)⁻¹ for a lower triangular A: the inverse of the matrix whose Cholesky factor is A."""
+def _linalg_potri(A: Symbol | None = None, lower: bool = True, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+    """y = (A Aᵀ)⁻¹ for a lower triangular A, (Aᵀ A)⁻¹ for an upper: the inverse of the matrix whose Cholesky factor is A."""
 
 linalg_potri = _linalg_potri
 
@@ -1837,12 +1837,7 @@ def slice_axis(data: Symbol, axis: int, begin: int, end: int | None = None, *, n
 def slice_like(data: Symbol | None = None, shape_like: Symbol | None = None, axes: int | Sequence[int] = (), *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """y = x truncated to the sizes of shape_like along all axes, or along `axes`."""
 
-@overload
-def smooth_l1(data: Symbol | None = None, *, scalar: float, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = σ²x²/2 where |x| < 1/σ², else |x| - 1/(2σ²); scalar = σ."""
-
-@overload
-def smooth_l1(data: Symbol, scalar: float, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+def smooth_l1(data: Symbol | None = None, scalar: float = 1.0, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """y = σ²x²/2 where |x| < 1/σ², else |x| - 1/(2σ²); scalar = σ."""
 
 _npx_smooth_l1 = smooth_l1

@@ -245,23 +245,16 @@ def _without_casts(heads: tuple[Entry, ...], dtype: str, data_names: set[str]) -
 
 
 def convert_model(
-    sym: Symbol, arg_params: dict[str, Any], aux_params: dict[str, Any], target_dtype: Any = "float16",
-    target_dtype_ops: Sequence[str] | None = None,
-    fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[Any] | None = None,
-    excluded_sym_names: Sequence[str] | None = None, cast_optional_params: bool = False,
-) -> tuple[Symbol, dict[str, Any], dict[str, Any]]:  # fmt: skip
+    sym: Symbol, arg_params: dict[str, Any], aux_params: dict[str, Any], target_dtype: Any = "float16", **options: Any
+) -> tuple[Symbol, dict[str, Any], dict[str, Any]]:
     """Convert a graph as `convert_symbol` does, and its parameters.
 
     Args:
         sym: the graph.
         arg_params: parameters, NDArrays by name.
         aux_params: auxiliary states, NDArrays by name.
-        target_dtype: see `convert_symbol`, as all further arguments.
-        target_dtype_ops: see `convert_symbol`.
-        fp32_ops: see `convert_symbol`.
-        conditional_fp32_ops: see `convert_symbol`.
-        excluded_sym_names: see `convert_symbol`.
-        cast_optional_params: see `convert_symbol`; such parameters are cast.
+        target_dtype: "float16" or "bfloat16".
+        options: further arguments of `convert_symbol`; parameters of `cast_optional_params` are cast.
 
     Returns:
         (symbol, parameters, auxiliary states).
@@ -278,8 +271,7 @@ def convert_model(
     for params in (arg_params, aux_params):
         assert isinstance(params, dict), f"parameters are a dict by name, got {type(params).__name__}"
     data_names = [n for n in sym.list_inputs() if n not in arg_params and n not in aux_params]
-    lists = (target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names)
-    converted = convert_symbol(sym, target_dtype, *lists, data_names, cast_optional_params)
+    converted = convert_symbol(sym, target_dtype, data_names=data_names, **options)
     return converted, _cast_low(converted, arg_params, target_dtype), _cast_low(converted, aux_params, target_dtype)
 
 
@@ -289,23 +281,14 @@ def _cast_low(symbol: Symbol, params: Mapping[str, Any], dtype: Any) -> dict[str
     return {n: v.astype(_name(dtype)) if n in low else v for n, v in params.items()}
 
 
-def convert_hybrid_block(
-    block: HybridBlock, target_dtype: Any = "float16", target_dtype_ops: Sequence[str] | None = None,
-    fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[Any] | None = None,
-    excluded_sym_names: Sequence[str] | None = None, ctx: Any = None,
-    cast_optional_params: bool = False,
-) -> SymbolBlock:  # fmt: skip
+def convert_hybrid_block(block: HybridBlock, target_dtype: Any = "float16", *, ctx: Any = None, **options: Any) -> SymbolBlock:
     """Convert a hybridized block to a SymbolBlock with casts, for predictions.
 
     Args:
         block: a HybridBlock that was hybridized and called.
-        target_dtype: see `convert_symbol`, as the next arguments.
-        target_dtype_ops: see `convert_symbol`.
-        fp32_ops: see `convert_symbol`.
-        conditional_fp32_ops: see `convert_symbol`.
-        excluded_sym_names: see `convert_symbol`.
+        target_dtype: "float16" or "bfloat16".
         ctx: where the parameters of the new block are; default: the CPU.
-        cast_optional_params: see `convert_symbol`.
+        options: further arguments of `convert_symbol`.
 
     Raises:
         RuntimeError: the block has not been hybridized and called.
@@ -326,8 +309,7 @@ def convert_hybrid_block(
     if not block._cached_graph:
         raise RuntimeError("convert_hybrid_block needs the block's graph: call block.hybridize(), and the block once, first.")
     inputs, sym = block._cached_graph
-    lists = (target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names)
-    sym = convert_symbol(sym, target_dtype, *lists, [i.name for i in inputs], cast_optional_params)
+    sym = convert_symbol(sym, target_dtype, data_names=[i.name for i in inputs], **options)
     values = _cast_low(sym, {n: p._reduce() for n, p in block.collect_params().items()}, target_dtype)
     result = SymbolBlock(sym, inputs)
     for name, param in result.collect_params().items():

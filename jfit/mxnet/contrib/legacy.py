@@ -12,7 +12,7 @@ from jfit.data import DataDesc
 from jfit.data.ndarray_iter import DataIter
 from jfit.mxnet import autograd
 from jfit.mxnet.autograd import mark_variables as mark_variables
-from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.ndarray.array import NDArray, function
 from jfit.mxnet.ndarray.create import zeros
 
 
@@ -34,7 +34,7 @@ def set_is_training(is_train: bool) -> bool:
     return autograd.set_recording(is_train)
 
 
-class TrainingStateScope:
+def TrainingStateScope(enter_state: bool) -> Any:
     """Context manager that sets training mode and recording.
 
     Args:
@@ -45,18 +45,10 @@ class TrainingStateScope:
         ...     autograd.is_recording(), autograd.is_training()
         (True, True)
     """
-
-    def __init__(self, enter_state: bool) -> None:
-        self._state, self._before = enter_state, False
-
-    def __enter__(self) -> None:
-        self._before = set_is_training(self._state)
-
-    def __exit__(self, *error: object) -> None:
-        set_is_training(self._before)
+    return autograd.record() if enter_state else autograd.pause()
 
 
-def train_section() -> TrainingStateScope:
+def train_section() -> Any:
     """Context manager for code to differentiate, see `mx.autograd.record`.
 
     Example:
@@ -67,7 +59,7 @@ def train_section() -> TrainingStateScope:
     return TrainingStateScope(True)
 
 
-def test_section() -> TrainingStateScope:
+def test_section() -> Any:
     """Context manager for code within a `train_section` that is not differentiated, see `mx.autograd.pause`.
 
     Example:
@@ -192,37 +184,31 @@ class DataLoaderIter(DataIter):
 
     def reset(self) -> None:
         """Start the next epoch."""
-        self._batches, self._current = iter(self._loader), None
+        self._batches = iter(self._loader)
 
     def iter_next(self) -> bool:
         """Advance to the next batch; return False at the end of the epoch."""
-        self._current = next(self._batches, None)
-        return self._current is not None
+        batch = next(self._batches, None)
+        if batch is not None:
+            self._pad = self.batch_size - batch[0].shape[0]
+            self._arrays = [self._filled(array.astype(self.dtype)) for array in batch]
+        return batch is not None
 
     def getdata(self) -> list[NDArray]:
         """Data of the current batch."""
-        return self._filled(0)
+        return self._arrays[:1]
 
     def getlabel(self) -> list[NDArray]:
         """Labels of the current batch."""
-        return self._filled(1)
+        return self._arrays[1:]
 
     def getpad(self) -> int:
         """Number of rows of zeros."""
-        assert self._current is not None
-        return self.batch_size - self._current[0].shape[0]
+        return self._pad
 
-    def getindex(self) -> None:
-        """None: rows have no indices."""
-
-    def _filled(self, which: int) -> list[NDArray]:
-        assert self._current is not None
-        array = self._current[which].astype(self.dtype)
-        if not self.getpad():
-            return [array]
-        out = zeros((self.batch_size, *array.shape[1:]), dtype=self.dtype)
-        out[: array.shape[0]] = array
-        return [out]
+    def _filled(self, array: NDArray) -> NDArray:
+        rest = zeros((self._pad, *array.shape[1:]), dtype=self.dtype)
+        return function("Concat")(array, rest, dim=0) if self._pad else array
 
 
 # ------------------------------------------------------------------------------------------------ contrib.tensorboard

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import os
 import re
 import warnings
@@ -18,7 +19,6 @@ import numpy as np
 
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array, zeros
-from jfit.mxnet.ndarray.invoke import function
 
 UNKNOWN = 0  # index of the token that stands for all others
 
@@ -173,10 +173,7 @@ class _TokenEmbedding(Vocabulary):
     def _vectors(self, tokens: Sequence[Any], lower: bool = False) -> NDArray:
         known = self.token_to_idx
         indices = [known.get(t, known.get(t.lower(), UNKNOWN) if lower else UNKNOWN) for t in tokens]
-        if not indices:
-            return zeros((0, self.vec_len))
-        size = dict(zip(("input_dim", "output_dim"), self.idx_to_vec.shape, strict=True))
-        return function("Embedding", NDArray)(array(indices), self.idx_to_vec, **size)
+        return self.idx_to_vec[array(indices)]
 
     def update_token_vectors(self, tokens: Any, new_vectors: NDArray) -> None:
         """Replace the vectors of known tokens.
@@ -190,10 +187,9 @@ class _TokenEmbedding(Vocabulary):
             ValueError: a token is unknown.
         """
         names = tokens if isinstance(tokens, list) else [tokens]
-        shape = (len(names), self.vec_len)
-        assert isinstance(new_vectors, NDArray), f"new_vectors is an NDArray, got {type(new_vectors).__name__}"
-        fits = new_vectors.shape == shape or (len(names) == 1 and new_vectors.shape == shape[1:])
-        assert fits, f"new_vectors has shape {new_vectors.shape}, expected {shape}"
+        shape, found = (len(names), self.vec_len), getattr(new_vectors, "shape", None)
+        fits = isinstance(new_vectors, NDArray) and new_vectors.size == math.prod(shape)
+        assert fits, f"new_vectors is an NDArray of shape {shape}, got a {type(new_vectors).__name__} of shape {found}"
         for token in names:
             if token not in self.token_to_idx:
                 problem = f"the token {token!r} is unknown"

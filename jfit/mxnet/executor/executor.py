@@ -124,11 +124,6 @@ class Executor:
             return [Output(deferred, i) for i in range(len(self._symbol.heads))]
         return list(self._outputs)
 
-    def _last_pass(self) -> Deferred:
-        if self._deferred is None:
-            raise MXNetError("the executor has no outputs yet; call forward(is_train=True) first")
-        return self._deferred
-
     @property
     def output_dict(self) -> dict[str, NDArray]:
         """Outputs of the last `forward` by name, NDArrays."""
@@ -137,16 +132,20 @@ class Executor:
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
         """Run the backward pass: write gradients to `grad_arrays`, and (in training mode) update the auxiliary states.
 
-        A second backward pass for the same forward pass uses the current values of the arguments.
+        A second backward pass for the same forward pass uses the current values of the arguments; one without a forward pass
+        runs it in training mode.
 
         Args:
-            out_grads: gradient with respect to each output: an array, list, or dict by name; losses need none.
+            out_grads: gradient with respect to each output: an array, list, or dict by name; losses need none, and ignore it.
             is_train: accepted and ignored; the mode is that of `forward`.
 
         Raises:
-            MXNetError: `forward` was not called, or the gradient of an output that is not a loss is missing.
+            MXNetError: the gradient of an output that is not a loss is missing.
         """
-        deferred, (train, arrays, key) = self._last_pass(), self._recorded
+        if self._deferred is None:
+            self.forward(is_train=True)
+        assert self._deferred is not None
+        deferred, (train, arrays, key) = self._deferred, self._recorded
         if arrays is None or (deferred.is_done and not train):
             arrays = self._arrays()
         reqs = {n: r for n, r in self._req.items() if r != "null" and self.grad_dict[n] is not None}
@@ -154,6 +153,7 @@ class Executor:
         skipped = self._programs.label_arguments
         differentiated = tuple(n for n in reqs if n not in skipped and jnp.issubdtype(arrays[0][n].dtype, jnp.floating))
         added = tuple(n for n in differentiated if reqs[n] == "add")
+        constant = [n for n in reqs if n not in skipped and n not in differentiated and reqs[n] == "write"]
         old = {n: self._on_device(n, self.grad_dict[n]) for n in added}
 
         def run() -> tuple[jax.Array, ...]:
@@ -161,13 +161,16 @@ class Executor:
                 program = self._programs.backward(train, differentiated, added)
                 outputs, gradients, new_aux = program(*arrays, key, heads, old)
             if train:
-                full = [
-                    jnp.ones_like(o) if h is None else jnp.broadcast_to(h, o.shape) for h, o in zip(heads, outputs, strict=True)
-                ]
-                self._notify_monitor(lambda _: self._programs.monitor_backward(*self._gathered(arrays), {}, key, 0, 0, full))
+                self._notify_monitor(
+                    lambda _: self._programs.monitor_backward(
+                        *self._gathered(arrays), {}, key, 0, 0, [_full(h, o) for h, o in zip(heads, outputs, strict=True)]
+                    )
+                )
             moving = moving_aux(self._symbol, reqs) & new_aux.keys() if train else ()
             for name, gradient in gradients.items():
                 _put(self.grad_dict[name], gradient)
+            for name in constant:
+                self.grad_dict[name][:] = 0
             for name in moving:
                 _put(self.aux_dict[name], new_aux[name])
             return outputs
@@ -181,11 +184,12 @@ class Executor:
         if isinstance(out_grads, Mapping):
             out_grads = [out_grads.get(n) for n in names]
         heads = [out_grads] if isinstance(out_grads, (MutableArray, np.ndarray, jax.Array)) else list(out_grads or ())
-        heads += [None] * (len(names) - len(heads))
+        heads = (heads + [None] * len(names))[: len(names)]
         for name, head, reach in zip(names, heads, self._programs.needs_head, strict=True):
             if head is None and reach & differentiated:
                 raise MXNetError(f"output {name!r} is not a loss, so backward needs its head gradient: call backward([...])")
-        return [None if h is None else self._to_device(on_device(h)) for h in heads]
+        needed = self._programs.needs_head
+        return [None if h is None or not r else self._to_device(on_device(h)) for h, r in zip(heads, needed, strict=True)]
 
     def _write_input(self, name: str, value: Any) -> None:
         if name not in self.arg_dict:
@@ -332,6 +336,10 @@ class Output(NDArray):
     def dtype(self) -> Any:
         """Element type as a NumPy scalar type; does not compute the values."""
         return np.dtype(self._spec.dtype).type
+
+
+def _full(head: Any, output: Any) -> Any:
+    return jnp.ones_like(output) if head is None else jnp.broadcast_to(head, output.shape)
 
 
 def _put(array: Any, value: Any) -> None:

@@ -51,7 +51,7 @@ class HybridBlock(Block):
 
     def __init__(self, prefix: str | None = None, params: Any = None) -> None:
         super().__init__(prefix, params)
-        self._active, self._flags = False, []
+        self._active = False
         self._in_format: Any = None
         self._out_format: Any = None
         self._op_hook: Any = None  # (function, whether it also gets the inputs of operators)
@@ -113,8 +113,7 @@ class HybridBlock(Block):
             monitor_all: also call it for the inputs of the operators.
         """
         self._op_hook = callback, monitor_all
-        for child in self._children.values():
-            child.register_op_hook(callback, monitor_all)
+        super().register_op_hook(callback, monitor_all)
 
     # -------------------------------------------------------------------------------- calls
     def forward(self, x: Any, *args: Any) -> Any:

@@ -328,7 +328,7 @@ def imrotate(src: Any, rotation_degrees: Any, zoom_in: bool = False, zoom_out: b
         raise ValueError(f"src has {src.ndim} axes, expected 3 or 4")
     count, _, height, width = src.shape
     degrees = np.ravel(rotation_degrees.asnumpy() if isinstance(rotation_degrees, MutableArray) else rotation_degrees)
-    if degrees.size not in (1, count) or (degrees.size != count and not np.isscalar(rotation_degrees)):
+    if degrees.size != (1 if np.isscalar(rotation_degrees) else count):
         raise ValueError(f"there are {degrees.size} angles for {count} images, expected one each")
     angle = np.radians(np.broadcast_to(degrees, (count,)).astype(np.float64))
     cosine, sine = np.cos(angle), np.sin(angle)

@@ -114,13 +114,13 @@ class NDArray(MutableArray):
         return self.size > 0 and bool(self.asnumpy())
 
     def __float__(self) -> float:
-        return float(self.asscalar())
+        return float(self.item())
 
     def __int__(self) -> int:
-        return int(self.asscalar())
+        return int(self.item())
 
     def __index__(self) -> int:
-        return operator.index(self.asscalar())
+        return operator.index(self.item())
 
     def __iter__(self) -> Iterator[NDArray]:
         return (self[i] for i in range(len(self)))
@@ -170,7 +170,7 @@ class NDArray(MutableArray):
             `other`, or the new NDArray on that device.
         """
         if isinstance(other, MutableArray):
-            other[:] = self
+            other[...] = self
             return other  # type: ignore[return-value]
         if is_recording(self):
             copy = self._kind(jax.device_put(self.value, Context(other).device))

@@ -169,7 +169,8 @@ def arange(
         [1.0, 1.0, 2.0, 2.0]
     """
     first, last = (0, start) if stop is None else (start, stop)
-    return array(np.repeat(np.arange(first, last, step), repeat), ctx, dtype)
+    exact = dtype if np.dtype(dtype).kind == "i" else None  # start and step are truncated first
+    return array(np.repeat(np.arange(first, last, step, exact), repeat), ctx, dtype)
 
 
 def linspace(start: float, stop: float, num: int, endpoint: bool = True, ctx: Any = None, dtype: Any = "float32") -> NDArray:

@@ -7,7 +7,6 @@ Results have MXNet's dtypes: a number is cast to the dtype of the array beside i
 from __future__ import annotations
 
 import functools
-import math
 import numbers
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -19,44 +18,53 @@ import numpy as np
 from jfit.graph.nodes import Entry
 from jfit.graph.scopes import raw_name_of
 from jfit.graph.symbol import Symbol
-from jfit.mxnet.context import Context
 from jfit.mxnet.errors import MXNetError, ReshapeError
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.array import KINDS, NDArray, View
-from jfit.mxnet.ndarray.invoke import on_device, run
+from jfit.mxnet.ndarray.invoke import run
 from jfit.mxnet.recording.calls import Call, function_call
 from jfit.mxnet.recording.tape import is_tracked, mode
 from jfit.mxnet.util import is_np_array
 from jfit.ops import lookup
 
+
+def _histogram(a: Any, bins: Any = 10, range: Any = None, normed: Any = None, weights: Any = None, density: Any = None) -> Any:
+    counts, edges = jnp.histogram(a, bins, range, weights, density)
+    return counts.astype(np.int32), edges
+
+
+def _take(a: Any, indices: Any, axis: Any = None, mode: str = "raise") -> Any:
+    return jnp.take(a, indices.astype(np.int32), axis, mode=None if mode == "raise" else mode)
+
+
 # Functions that differ from those of jax.numpy: jnp.ldexp takes integer exponents only, and rint rounds 0.5 down.
-_OWN: dict[str, Callable[..., Any]] = {
+OWN: dict[str, Callable[..., Any]] = {
     "ldexp": lambda x1, x2: x1 * jnp.exp2(x2),
     "rint": functools.partial(lookup("rint").fn, None, None),
     "fix": jnp.trunc,
+    "around": jnp.round,
+    "histogram": _histogram,
+    "take": _take,
 }
+_DIVISIONS = ("divide", "true_divide")
 _OPTIONS = {"where": True, "casting": "same_kind", "order": "K", "dtype": None, "subok": True}  # of NumPy's ufuncs
 
 
 @functools.cache
-def elementwise(name: str) -> Callable[..., Any]:
-    """Return the function of JAX arrays that computes an elementwise function with MXNet's result dtype."""
-    fn = _OWN.get(name) or getattr(jnp, name)
+def kept(name: str) -> Callable[..., Any]:
+    """Return the function of jax.numpy with MXNet's result dtype: integers and booleans for integers, except of divisions."""
+    fn = OWN.get(name) or getattr(jnp, name)
 
-    def compute(*arrays: Any, **options: Any) -> Any:
+    def compute(*args: Any, **options: Any) -> Any:
         with jax.numpy_rank_promotion("allow"):
-            result = fn(*arrays, **options)
-        dtype = jnp.result_type(*arrays)
-        keeps = jnp.issubdtype(dtype, jnp.integer) and result.dtype != bool and name not in ("divide", "true_divide")
-        return result.astype(dtype) if keeps else result
+            result = fn(*args, **options)
+        if name in _DIVISIONS or options.get("dtype") is not None or isinstance(result, tuple) or result.dtype == bool:
+            return result
+        dtype = jnp.result_type(*(a for a in args if isinstance(a, jax.Array)))
+        return result.astype(dtype) if jnp.issubdtype(dtype, jnp.integer) else result
 
     compute.__name__ = name
     return compute
-
-
-@functools.cache
-def _call(name: str, count: int) -> Call:
-    return function_call(elementwise(name), count)
 
 
 def write(out: Any, result: Any) -> Any:
@@ -67,90 +75,48 @@ def write(out: Any, result: Any) -> Any:
     return out
 
 
-def check_options(name: str, options: dict[str, Any]) -> None:
-    """Raise an error if options of NumPy's ufuncs are not at their defaults."""
+def elementwise(name: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+    """Apply an elementwise function to arrays (with broadcasting) and numbers; NumPy's to numbers alone."""
     for key, value in options.items():
         if key not in _OPTIONS:
             raise TypeError(f"mx.np.{name} has no argument {key!r}")
         if value is not _OPTIONS[key] and value != _OPTIONS[key]:
             raise NotImplementedError(f"mx.np.{name} does not support {key}={value!r}; leave it out")
-
-
-def unary(name: str, x: Any, out: Any = None, **options: Any) -> Any:
-    """Apply an elementwise function of one array, or NumPy's to a number."""
-    if options:
-        check_options(name, options)
-    if isinstance(x, ndarray):
-        return write(out, run(_call(name, 1), (x,), ndarray)[0])
-    if isinstance(x, Symbol):
-        return compute(elementwise(name), (x,))
-    if isinstance(x, numbers.Number):
-        return write(out, getattr(np, name)(x))
-    raise TypeError(f"mx.np.{name} takes an mx.np.ndarray or a number, found {type(x).__name__}; convert it with mx.np.array")
-
-
-def binary(name: str, x1: Any, x2: Any, out: Any = None, **options: Any) -> Any:
-    """Apply an elementwise function of two arrays (with broadcasting), or of an array and a number."""
-    if options:
-        check_options(name, options)
-    left, right = isinstance(x1, ndarray), isinstance(x2, ndarray)
-    if left and right:
-        result = run(_call(name, 2), (x1, x2), ndarray)[0]
-    elif isinstance(x1, Symbol) or isinstance(x2, Symbol):
-        result = compute(elementwise(name), (x1, x2))
-    elif left and _is_number(x2):
-        result = _with_number(name, x1, x2, False)
-    elif right and _is_number(x1):
-        result = _with_number(name, x2, x1, True)
-    elif _is_number(x1) and _is_number(x2):
-        result = getattr(np, name)(x1, x2)
-    else:
-        types = f"{type(x1).__name__} and {type(x2).__name__}"
+    if all(isinstance(x, ndarray) for x in inputs):
+        return write(out, run(function_call(kept(name), len(inputs)), inputs, ndarray)[0])
+    if any(isinstance(x, Symbol) for x in inputs):
+        return compute(kept(name), inputs)
+    if not all(isinstance(x, (ndarray, numbers.Number)) for x in inputs):
+        types = " and ".join(type(x).__name__ for x in inputs)
         raise TypeError(f"mx.np.{name} takes mx.np.ndarrays and numbers, found {types}; convert others with mx.np.array")
-    return write(out, result)
+    array = next((x for x in inputs if isinstance(x, ndarray)), None)
+    if array is None:
+        return write(out, getattr(np, name)(*inputs))
+    operation = function_call(kept(name), len(inputs))
+    values = [x if isinstance(x, ndarray) else MutableArray(_beside(array, x, name)) for x in inputs]
+    if mode.tape is not None and is_tracked(values):
+        return write(out, run(operation, values, ndarray)[0])
+    return write(out, ndarray(operation.run[mode.training](None, *(v.value for v in values))[0]))  # quicker than `run`
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (float, int) or isinstance(value, numbers.Number)
-
-
-def _with_number(name: str, array: ndarray, number: Any, swapped: bool) -> ndarray:
-    operation, dtype = _number_call(name, swapped, array.dtype)
-    value = np.asarray(number).astype(dtype)  # an array, so that the same program is used for every number
-    if mode.tape is not None and is_tracked((array,)):
-        return run(operation, (array, MutableArray(value)), ndarray)[0]
-    return ndarray(operation.run[mode.training](None, on_device(array), value)[0])
-
-
-@functools.cache
-def _number_call(name: str, swapped: bool, dtype: np.dtype) -> tuple[Call, np.dtype]:
-    """Return the operation with a number, and the dtype to which the number is cast beside an array of this dtype."""
-    fn = elementwise(name)
-
-    def compute(array: Any, number: Any) -> Any:
-        return fn(number, array) if swapped else fn(array, number)
-
-    compute.__name__ = name
-    dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
-    if name in ("divide", "true_divide") and dtype.kind in "iub":
+def _beside(array: ndarray, number: Any, name: str) -> np.ndarray:
+    """Return a number in the dtype that it has beside an array; an array, so that the same program is used for every number."""
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if name in _DIVISIONS and dtype.kind in "iub":
         dtype = np.dtype(np.float32)
-    return function_call(compute, 2), np.dtype(np.int32) if dtype.kind == "b" else dtype
+    return np.asarray(number).astype(np.int32 if dtype.kind == "b" else dtype)
 
 
-def _operator(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
-    def apply(self: ndarray, other: Any) -> Any:
-        return binary(name, other, self) if swapped else binary(name, self, other)
+def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:
+    def apply(self: ndarray, *other: Any) -> Any:
+        return elementwise(name, *other, self) if swapped else elementwise(name, self, *other)
 
     return apply
 
 
-def _unary_operator(name: str) -> Callable[[Any], Any]:
-    return lambda self: unary(name, self)
-
-
 def _in_place(name: str) -> Callable[[Any, Any], Any]:
     def apply(self: ndarray, other: Any) -> ndarray:
-        return write(self, binary(name, self, other))
+        return write(self, elementwise(name, self, other))
 
     return apply
 
@@ -199,20 +165,6 @@ class ndarray(NDArray):
             raise TypeError("len() of an array of shape ()")
         return self.shape[0]
 
-    def __bool__(self) -> bool:
-        if self.size > 1:
-            raise ValueError(f"the truth value of an array of shape {self.shape} is ambiguous; use .any() or .all()")
-        return self.size > 0 and bool(self.item())
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __index__(self) -> int:
-        return self.item().__index__()
-
     def __reduce__(self):
         return ndarray, (self.asnumpy(),)
 
@@ -238,14 +190,6 @@ class ndarray(NDArray):
             raise ValueError(f"astype takes order='K', casting='unsafe', subok=True; found {order}, {casting}, {subok}")
         return super().astype(np.dtype(dtype), copy)
 
-    def copy(self, order: str = "C") -> Any:
-        """Return a copy in a new buffer, on the same device."""
-        return super().copy()
-
-    def copyto(self, other: Any) -> Any:
-        """Copy the values into another array of this shape, or to a device; returns the other array or the copy."""
-        return super().copyto(other) if isinstance(other, Context) else write(other, self)
-
     def _no_method(self, *args: Any, **kwargs: Any) -> Any:
         raise AttributeError("an mx.np.ndarray does not have all methods of mx.nd.NDArray; see as_nd_ndarray()")
 
@@ -268,16 +212,12 @@ class ndarray(NDArray):
         except (ValueError, TypeError) as error:
             raise MXNetError(f"cannot assign to an array of shape {self.shape}: {error}") from error
 
-    def reshape(self, *args: Any, order: str = "C") -> Any:
+    def reshape(self, *args: Any) -> Any:
         """Return a view in another shape, as arguments or one tuple; one size can be -1."""
-        if order != "C":
-            raise NotImplementedError(f"reshape supports order='C', found {order!r}")
-        sizes = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-        size = math.prod(self.shape)
-        rest = size // max(math.prod([s for s in sizes if s != -1]), 1)
-        target = tuple([rest if s == -1 else int(s) for s in sizes])
-        if math.prod(target) != size or sizes.count(-1) > 1:
-            raise ReshapeError(f"Cannot reshape array of size {size} into shape {sizes}: the array is {self.shape}")
+        try:
+            target = np.broadcast_to(0, self.shape).reshape(*args).shape
+        except ValueError as error:
+            raise ReshapeError(f"reshape: {error}; the array has shape {self.shape}") from error
         return self.reshaped(target)
 
     def __getattr__(self, name: str) -> Any:
@@ -286,7 +226,7 @@ class ndarray(NDArray):
         raise AttributeError(f"mx.np.ndarray has no attribute {name!r}")
 
     def __round__(self, n: int = 0) -> Any:
-        return compute(elementwise("round"), (self, n))
+        return compute(kept("around"), (self, n))
 
 
 # Python's operator -> elementwise function
@@ -296,7 +236,7 @@ _COMPARISONS = {"eq": "equal", "ne": "not_equal", "gt": "greater", "ge": "greate
 _UNARY = {"neg": "negative", "abs": "abs", "invert": "invert", "floor": "floor", "ceil": "ceil", "trunc": "trunc"}
 OPERATORS = {f"__{k}__": _operator(name) for k, name in (_ARITHMETIC | _COMPARISONS).items()}
 OPERATORS |= {f"__r{k}__": _operator(name, True) for k, name in _ARITHMETIC.items()}
-OPERATORS |= {f"__{k}__": _unary_operator(name) for k, name in _UNARY.items()}
+OPERATORS |= {f"__{k}__": _operator(name) for k, name in _UNARY.items()}
 for _name, _method in (OPERATORS | {f"__i{k}__": _in_place(name) for k, name in _ARITHMETIC.items()}).items():
     setattr(ndarray, _name, _method)
 

@@ -8,9 +8,9 @@ array([[0.5, 0.5]])
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jfit.mxnet import context, util
@@ -86,54 +86,25 @@ def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C") -> A
         (6, 2, 4)
     """
     codes = (newshape,) if isinstance(newshape, int) else tuple(newshape)
-    axes = list(a.shape)
+    axes = a.shape
     if reverse:
         axes, codes = axes[::-1], codes[::-1]
+    sizes: list[int] = []
+    rest, axis = iter(codes), 0
     try:
-        sizes = _sizes_of(codes, axes)
+        for code in rest:
+            taken = {-4: len(axes) - axis, -5: 2}.get(code, 1)
+            if code == -5:
+                sizes.append(axes[axis] * axes[axis + 1])
+            elif code == -6:
+                first, second = next(rest), next(rest)
+                sizes += [axes[axis] // second if first == -1 else first, axes[axis] // first if second == -1 else second]
+            elif code != -3:
+                sizes += axes[axis : axis + taken] if code in (-2, -4) else [code]
+            axis += taken
     except (IndexError, StopIteration):
         raise ReshapeError(f"npx.reshape: {newshape} has more entries than the shape {a.shape} has axes") from None
     return a.reshape(*(sizes[::-1] if reverse else sizes))
-
-
-def _sizes_of(codes: Sequence[int], axes: list[int]) -> list[int]:
-    """Return sizes without codes except -1."""
-    sizes: list[int] = []
-    rest, axis = iter(codes), 0
-    for code in rest:
-        taken = {-4: len(axes) - axis, -5: 2}.get(code, 1)
-        if code == -5:
-            sizes.append(axes[axis] * axes[axis + 1])
-        elif code == -6:
-            first, second = next(rest), next(rest)
-            sizes += [axes[axis] // second if first == -1 else first, axes[axis] // first if second == -1 else second]
-        elif code != -3:
-            sizes += axes[axis : axis + taken] if code in (-2, -4) else [code]
-        axis += taken
-    return sizes
-
-
-def constraint_check(x: Any, msg: str = "") -> ndarray:
-    """Check that all entries of an array are true.
-
-    Args:
-        x: boolean ndarray.
-        msg: text of the error.
-
-    Returns:
-        ndarray of shape (), True.
-
-    Raises:
-        ValueError: an entry is False.
-
-    Example:
-        >>> from jfit.mx import np
-        >>> constraint_check(np.ones(2) > 0, "not positive")
-        array(True)
-    """
-    if not x.asnumpy().all():
-        raise ValueError(msg)
-    return ndarray(np.array(True))
 
 
 def save(file: str | os.PathLike[str], arr: Any) -> None:
@@ -179,10 +150,7 @@ def load(file: str | os.PathLike[str]) -> Any:
         >>> npx.reset_np()
     """
     _need_np("load")
-    arrays = create.load(file)
-    if isinstance(arrays, dict):
-        return {name: ndarray(a.value) for name, a in arrays.items()}
-    return [ndarray(a.value) for a in arrays]
+    return jax.tree.map(lambda array: ndarray(array.value), create.load(file))
 
 
 def _need_np(name: str) -> None:
@@ -191,5 +159,5 @@ def _need_np(name: str) -> None:
 
 
 def __dir__() -> list[str]:
-    own = ("constraint_check", "load", "nonzero", "random", "reshape", "save", "waitall")
+    own = ("load", "nonzero", "random", "reshape", "save", "waitall")
     return sorted([*own, *_CONTEXT, *_UTIL, *OPERATORS])

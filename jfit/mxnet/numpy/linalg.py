@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.mxnet.namespaces import absent
-from jfit.mxnet.numpy.functions import compute_with_out, host
+from jfit.mxnet.numpy.functions import host, of_jax
 
 _JAX = "cholesky det eigh eigvalsh inv norm pinv slogdet solve svd tensorinv tensorsolve"
 _HOST = "cond eig eigvals lstsq matrix_power matrix_rank multi_dot qr"  # JAX computes eig on CPUs only
@@ -30,13 +30,13 @@ def svd(a: Any) -> tuple[Any, ...]:
         >>> svd(mx.np.eye(2))[1].tolist()
         [1.0, 1.0]
     """
-    return compute_with_out(jnp.linalg.svd, a, full_matrices=False)
+    return of_jax(jnp.linalg.svd, a, full_matrices=False)
 
 
 @functools.cache
 def __getattr__(name: str) -> Callable[..., Any]:
     if name in _JAX.split():
-        return functools.partial(compute_with_out, getattr(jnp.linalg, name))
+        return functools.partial(of_jax, getattr(jnp.linalg, name))
     if name in _HOST.split():
         return functools.partial(host, f"linalg.{name}", getattr(np.linalg, name))
     absent("mx.np.linalg", name, __dir__())

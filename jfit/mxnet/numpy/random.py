@@ -22,11 +22,12 @@ from jfit.mxnet.context import place
 from jfit.mxnet.keys import seed as seed
 from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray.invoke import call
-from jfit.mxnet.numpy.arrays import ndarray, write
+from jfit.mxnet.numpy.arrays import elementwise, ndarray, write
 
 # Distribution -> function (key, shape of the result, parameters) of the samples.
 _SAMPLERS: dict[str, Callable[..., Any]] = {
     "uniform": lambda k, n, low=0.0, high=1.0: low + (high - low) * random.uniform(k, n),
+    "_bernoulli": lambda k, n, prob: random.bernoulli(k, prob, n),
     "normal": lambda k, n, loc=0.0, scale=1.0: loc + scale * random.normal(k, n),
     "lognormal": lambda k, n, mean=0.0, sigma=1.0: jnp.exp(mean + sigma * random.normal(k, n)),
     "exponential": lambda k, n, scale=1.0: scale * random.exponential(k, n),
@@ -40,7 +41,6 @@ _SAMPLERS: dict[str, Callable[..., Any]] = {
     "rayleigh": lambda k, n, scale=1.0: scale * jnp.sqrt(2.0 * random.exponential(k, n)),
     "weibull": lambda k, n, a: random.exponential(k, n) ** (1.0 / a),
 }
-_NO_DTYPE = ("exponential", "gumbel", "logistic", "pareto", "power", "rayleigh", "weibull")
 _OTHERS = {"rand": "uniform", "randn": "normal", "uniform_n": "uniform", "normal_n": "normal"}
 
 
@@ -69,20 +69,17 @@ def __getattr__(name: str) -> Callable[..., Any]:
         return lambda *size, **options: __getattr__(_OTHERS[name])(size=size, **options)
     sampler = _SAMPLERS.get(_OTHERS.get(name, name)) or absent("mx.np.random", name, __dir__())
     own = list(inspect.signature(sampler).parameters.values())[2:]
-    rest = [n for n in ("size", "dtype", "ctx", "out") if n != "dtype" or name not in _NO_DTYPE]
-    rest = ["batch_shape", "dtype", "ctx"] if name in _OTHERS else rest
+    rest = ["batch_shape" if name in _OTHERS else "size", "dtype", "ctx", "out"]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     signature = inspect.Signature([*own, *(inspect.Parameter(n, kind, default=None) for n in rest)])
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = bound.arguments
-        parameters = [given.pop(p.name) for p in own]
+        *parameters, size, dtype, ctx, out = bound.arguments.values()
         event = np.broadcast_shapes(*map(np.shape, parameters))
-        size = given.get("size")
-        shape = (*_sizes(given["batch_shape"]), *event) if name in _OTHERS else event if size is None else _sizes(size)
-        return _draw(sampler, parameters, shape, given.get("dtype"), given["ctx"], given.get("out"))
+        shape = event if size is None else _sizes(size) + (event if name in _OTHERS else ())
+        return _draw(sampler, parameters, shape, dtype, ctx, out)
 
     draw.__name__, draw.__signature__ = name, signature  # type: ignore[attr-defined]
     draw.__doc__ = f"Sample from the {_OTHERS.get(name, name)} distribution, as `numpy.random` does, in float32 by default."
@@ -114,17 +111,8 @@ def bernoulli(
     """
     if (prob is None) == (logit is None):
         raise ValueError("bernoulli takes either prob or logit")
-    parameter = logit if prob is None else prob
-    shape = np.shape(parameter) if size is None else _sizes(size)
-    return _draw(_of_logits if prob is None else _bernoulli, [parameter], shape, dtype, ctx, out)
-
-
-def _bernoulli(key: Any, shape: tuple[int, ...], prob: Any) -> Any:
-    return random.bernoulli(key, prob, shape)
-
-
-def _of_logits(key: Any, shape: tuple[int, ...], logit: Any) -> Any:
-    return random.bernoulli(key, jax.nn.sigmoid(logit), shape)
+    prob = 1 / (1 + elementwise("exp", -logit)) if prob is None else prob
+    return __getattr__("_bernoulli")(prob, size, dtype, ctx, out)
 
 
 def randint(
@@ -239,4 +227,4 @@ def multivariate_normal(mean: Any, cov: Any, size: Any = None, check_valid: Any 
 
 def __dir__() -> list[str]:
     own = (n for n, f in globals().items() if n[0] != "_" and getattr(f, "__module__", "") == __name__)
-    return sorted([*own, *_SAMPLERS, *_OTHERS, "seed"])
+    return sorted([*own, *(n for n in _SAMPLERS if n[0] != "_"), *_OTHERS, "seed"])

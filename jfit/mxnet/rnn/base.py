@@ -138,10 +138,6 @@ class BaseRNNCell(Cell):
         self._check_not_modified()
         return [self._begin(func, {**kwargs, **(info or {})}) for info in self.state_info]
 
-    def _begin(self, func: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        self._init_counter += 1
-        return func(name=f"{self._prefix}begin_state_{self._init_counter}", **kwargs)
-
     def _check_not_modified(self) -> None:
         if self._modified:
             raise ValueError(f"this {type(self).__name__} is inside a modifier cell, which has the states; call the modifier")

@@ -13,8 +13,15 @@ from jfit.mxnet.rnn.steps import States
 class Cell:
     """A function of one time step, which is called for every step of a sequence."""
 
-    _counter: int
+    _prefix: str
+    _counter: int  # of time steps
+    _init_counter: int  # of initial states
     __call__: Any
+
+    def _begin(self, func: Callable[..., Any], options: dict[str, Any]) -> Any:
+        """Return the next initial state."""
+        self._init_counter += 1
+        return func(name=f"{self._prefix}begin_state_{self._init_counter}", **options)
 
     def _unroll(self, sequences: Sequences, inputs: Any, states: States) -> tuple[Any, States]:
         """Apply the cell to a sequence after `reset`; subclasses override this method."""

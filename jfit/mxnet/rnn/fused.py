@@ -136,8 +136,6 @@ class FusedRNNCell(BaseRNNCell):
         return stack
 
     def _single(self, prefix: str) -> BaseRNNCell:
-        if self._mode == "lstm":
-            return LSTMCell(self._num_hidden, prefix=prefix)
-        if self._mode == "gru":
-            return GRUCell(self._num_hidden, prefix=prefix)
-        return RNNCell(self._num_hidden, activation=self._mode.removeprefix("rnn_"), prefix=prefix)
+        if self._mode in ("rnn_relu", "rnn_tanh"):
+            return RNNCell(self._num_hidden, activation=self._mode.removeprefix("rnn_"), prefix=prefix)
+        return (LSTMCell if self._mode == "lstm" else GRUCell)(self._num_hidden, prefix=prefix)

@@ -10,11 +10,19 @@ from jfit.mxnet import ndarray
 from jfit.mxnet.context import num_gpus
 from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.nn.basic_layers import BatchNorm, Embedding, HybridSequential, Sequential
+from jfit.mxnet.gluon.nn.basic_layers import BatchNorm, Container, Embedding, HybridSequential, Sequential
 from jfit.mxnet.gluon.nn.weighted import per_axis
 
 
-class Concurrent(Sequential):
+class _SideBySide(Container):
+    """Blocks that are all called with the same input."""
+
+    def __init__(self, axis: int = -1, prefix: str | None = None, params: Any = None) -> None:
+        super().__init__(prefix=prefix, params=params)
+        self.axis = axis
+
+
+class Concurrent(_SideBySide, Sequential):
     """The outputs of blocks that are all called with the same input, concatenated.
 
     Args:
@@ -30,21 +38,13 @@ class Concurrent(Sequential):
         (1, 5)
     """
 
-    def __init__(self, axis: int = -1, prefix: str | None = None, params: Any = None) -> None:
-        super().__init__(prefix=prefix, params=params)
-        self.axis = axis
-
     def forward(self, x: Any) -> Any:
         """Call all blocks and concatenate."""
         return ndarray.concat(*(block(x) for block in self._children.values()), dim=self.axis)
 
 
-class HybridConcurrent(HybridSequential):
+class HybridConcurrent(_SideBySide, HybridSequential):
     """`Concurrent` of HybridBlocks."""
-
-    def __init__(self, axis: int = -1, prefix: str | None = None, params: Any = None) -> None:
-        super().__init__(prefix=prefix, params=params)
-        self.axis = axis
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         """Call all blocks and concatenate."""

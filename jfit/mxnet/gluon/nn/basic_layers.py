@@ -15,10 +15,8 @@ from jfit.mxnet.gluon.hybrid import HybridBlock
 from jfit.mxnet.gluon.nn.weighted import Weighted, activation_named
 
 
-class _Stack(Block):
-    """The methods that Sequential and HybridSequential share."""
-
-    _in_summary = False
+class Container(Block):
+    """What the blocks of numbered blocks share, those of recurrent cells included."""
 
     def add(self, *blocks: Any) -> None:
         """Append blocks."""
@@ -41,7 +39,7 @@ class _Stack(Block):
         return len(self._children)
 
 
-class Sequential(_Stack):
+class Sequential(Container):
     """Blocks that are called one after the other, each with the output of the one before.
 
     `net[i]` is a block, `net[i:j]` a Sequential of the same blocks.
@@ -61,6 +59,8 @@ class Sequential(_Stack):
     Source: Apache MXNet 1.9.1, `mxnet.gluon.nn`, as all layers here.
     """
 
+    _in_summary = False
+
     def forward(self, x: Any) -> Any:
         """Call the blocks one after the other."""
         for block in self._children.values():
@@ -75,7 +75,7 @@ class Sequential(_Stack):
         super().hybridize(active, **kwargs)
 
 
-class HybridSequential(_Stack, HybridBlock):
+class HybridSequential(Container, HybridBlock):
     """HybridBlocks that are called one after the other, each with the output of the one before.
 
     Args:
@@ -90,6 +90,8 @@ class HybridSequential(_Stack, HybridBlock):
         >>> net(mx.nd.ones((3, 5))).shape
         (3, 2)
     """
+
+    _in_summary = False
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         """Call the blocks one after the other."""
@@ -134,7 +136,6 @@ class Dense(Weighted):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._units, self._in_units, self._flatten = units, in_units, flatten
         self._kwargs = {"no_bias": not use_bias, "num_hidden": units, "flatten": flatten}
         inits = weight_initializer, units if use_bias else None, bias_initializer
         with self.name_scope():

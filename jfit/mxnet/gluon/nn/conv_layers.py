@@ -54,7 +54,6 @@ class _ConvTranspose(Convolution):
         self, channels, kernel_size: Any, strides: Any = 1, padding: Any = 0, output_padding: Any = 0, *args: Any, **rest: Any
     ) -> None:
         super().__init__(channels, kernel_size, strides, padding, *args, adj=output_padding, **rest)
-        self.outpad = self._kwargs["adj"]
 
 
 class Conv1DTranspose(_ConvTranspose, layouts=("NCW",)):

@@ -113,7 +113,7 @@ class Convolution(Windows, Weighted):
         super().__init__(**kwargs)
         layout = self._check_layout(layout)
         axes = len(layout) - 2
-        self._channels, self._in_channels, self._op_name = channels, in_channels, op_name or self._op_name
+        self._op_name = op_name or self._op_name
         sizes = {"stride": strides, "dilate": dilation, "pad": padding}
         self._kwargs = {"kernel": per_axis(kernel_size, axes, "kernel_size")}
         self._kwargs |= {name: per_axis(size, axes) for name, size in sizes.items()}

@@ -14,6 +14,7 @@ from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.hybrid import HybridBlock
+from jfit.mxnet.gluon.nn.basic_layers import Container
 from jfit.mxnet.rnn import steps
 from jfit.mxnet.rnn.composed import BothDirections, Cell, Parts, Residual, Stacked, States, Zoneout
 from jfit.mxnet.rnn.sequences import Sequences, namespace
@@ -71,11 +72,7 @@ class RecurrentCell(Cell, Block):
             AssertionError: the cell is inside a modifier cell.
         """
         self._check_not_modified()
-        states = []
-        for info in self.state_info(batch_size):
-            self._init_counter += 1
-            states.append(func(name=f"{self._prefix}begin_state_{self._init_counter}", **{**(info or {}), **kwargs}))
-        return states
+        return [self._begin(func, {**(info or {}), **kwargs}) for info in self.state_info(batch_size)]
 
     def _check_not_modified(self) -> None:
         assert not self._modified, f"{self.name} is inside a modifier cell, which has the states; call the modifier cell."
@@ -316,22 +313,12 @@ class Composite(Parts, RecurrentCell):
         return [len(cell.state_info()) for cell in self._cells]
 
 
-class Stack(Stacked, Composite):
+class Stack(Stacked, Composite, Container):
     """A stack of cells: the inputs of each cell are the outputs of the previous one."""
 
     def __repr__(self) -> str:
         lines = [f"({i}): " + repr(cell).replace("\n", "\n  ") for i, cell in self._children.items()]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
-
-    def __len__(self) -> int:
-        return len(self._children)
-
-    def __getitem__(self, i: int) -> Any:
-        return self._children[str(i)]
-
-    def add(self, cell: RecurrentCell) -> None:
-        """Append a cell to the stack."""
-        self.register_child(cell)
 
 
 class SequentialRNNCell(Stack):

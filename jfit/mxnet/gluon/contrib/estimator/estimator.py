@@ -88,7 +88,11 @@ class Estimator:
         self.logger.addHandler(logging.StreamHandler(sys.stdout))
         self.context = _contexts(context)
         self._initialize(initializer)
-        self.trainer = self._checked_trainer(trainer)
+        if trainer is None:
+            warnings.warn("no trainer= was passed; SGD with learning rate 0.001 is used.", stacklevel=2)
+            trainer = Trainer(self.net.collect_params(), "sgd", {"learning_rate": 0.001})
+        events.check_class(Trainer, trainer=trainer)
+        self.trainer = trainer
         self.batch_processor = BatchProcessor() if batch_processor is None else batch_processor
         if not all(callable(getattr(self.batch_processor, n, None)) for n in ("fit_batch", "evaluate_batch")):
             raise ValueError("batch_processor needs the methods fit_batch and evaluate_batch; derive it from BatchProcessor.")
@@ -107,13 +111,6 @@ class Estimator:
             if initializer:
                 message = "initializer= is ignored, because the net is initialized already"
                 warnings.warn(f"{message}; call net.initialize(initializer, force_reinit=True).", stacklevel=3)
-
-    def _checked_trainer(self, trainer: Any) -> Any:
-        if not trainer:
-            warnings.warn("no trainer= was passed; SGD with learning rate 0.001 is used.", stacklevel=3)
-            return Trainer(self.net.collect_params(), "sgd", {"learning_rate": 0.001})
-        events.check_class(Trainer, trainer=trainer)
-        return trainer
 
     def evaluate(self, val_data: Any, batch_axis: int = 0, event_handlers: Any = None) -> None:
         """Compute `val_metrics` on a data set.
@@ -212,10 +209,9 @@ def _contexts(context: Any) -> list[Context]:
         if count > 1:
             warnings.warn(f"gpu(0) of {count} GPUs is used; pass context=, a list of contexts, for several.", stacklevel=3)
         return [gpu(0) if count else cpu()]
-    contexts = [context] if isinstance(context, Context) else context
-    if not isinstance(contexts, list) or not all(isinstance(c, Context) for c in contexts):
-        raise ValueError(f"context is {context!r}, expected a Context or a list of them, such as [mx.gpu(0), mx.gpu(1)].")
+    contexts = context if isinstance(context, list) else [context]
     for each in contexts:
+        events.check_class(Context, context=each)
         missing = each.device_type == "gpu" and each.device_id >= num_gpus()
         assert not missing, f"{each} does not exist: there are {num_gpus()} GPUs; pass mx.cpu()."
     return contexts
