@@ -135,6 +135,7 @@ TABLE: dict[str, str | dict[str, str]] = {
     "misc": {"mxnet.misc": "FactorScheduler LearningRateScheduler"},
     "model": {_ARRAYS: "BatchEndParam FeedForward load_checkpoint load_params save_checkpoint"},
     "module": {_ARRAYS: "BaseModule BucketingModule Module PythonLossModule PythonModule SequentialModule"},
+    "module.executor_group": {"mxnet.module.exec_group": "DataParallelExecutorGroup=ExecGroup"},
     "monitor": {_ARRAYS: "Monitor"},
     "name": {"graph.scopes": "NameManager Prefix"},
     "nd": "mxnet.ndarray",

@@ -155,7 +155,7 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
         ascending: smallest first.
 
     Returns:
-        Text: a table, or JSON.
+        Text: a table, or JSON with the times by domain; memory is not recorded.
 
     Raises:
         ValueError: `format` or `sort_by` is another one.
@@ -169,16 +169,20 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
     columns = ("count", "total", "min", "max", "avg")
     if sort_by not in columns or format not in ("table", "json"):
         raise ValueError(f"format={format!r}, sort_by={sort_by!r}; expected 'table' or 'json', and one of {columns}")
-    times = defaultdict(list)
+    times, domains = defaultdict(list), {}
     for event in _traced + _own:
         if event.get("ph") == "X":
             times[event["name"]].append(event.get("dur", 0) / 1000)
+            domains[event["name"]] = event.get("cat", "operator")
     rows = {n: dict(zip(columns, (len(t), sum(t), min(t), max(t), sum(t) / len(t)), strict=True)) for n, t in times.items()}
     rows = dict(sorted(rows.items(), key=lambda row: row[1][sort_by], reverse=not ascending))
     if reset:
         _traced.clear(), _own.clear()  # type: ignore[func-returns-value]
     if format == "json":
-        return json.dumps({"Time": rows, "Unit": {"Time": "ms"}})
+        by_domain: dict[str, Any] = defaultdict(dict)
+        for name, row in rows.items():
+            by_domain[domains[name]][name] = {column.title(): value for column, value in row.items()}
+        return json.dumps({"Time": by_domain, "Memory": {}, "Unit": {"Time": "ms", "Memory": "bytes"}})
     lines = [
         "Profile Statistics:",
         f"{'Name':<50}{'Total Count':>12}" + "".join(f"{c.title() + ' (ms)':>14}" for c in columns[1:]),

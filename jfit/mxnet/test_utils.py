@@ -15,6 +15,7 @@ import logging
 import numbers
 import os
 import platform
+import random as rnd
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,8 +47,9 @@ __all__ = [
     "get_mnist_iterator", "get_mnist_ubyte", "get_rtol", "get_tolerance", "get_tols", "getenv", "is_aarch64_run", "is_cd_run",
     "is_op_runnable", "json", "list_gpus", "logging", "mean_check", "np", "np_reduce", "numbers", "numeric_grad", "os",
     "platform", "rand_coord_2d", "rand_ndarray", "rand_shape_2d", "rand_shape_3d", "rand_shape_nd", "rand_sparse_ndarray",
-    "random_arrays", "random_sample", "random_uniform_arrays", "retry", "same", "same_array", "same_symbol_structure",
-    "set_default_context", "setenv", "shuffle_csr_column_indices", "simple_forward", "sys", "time", "use_np", "var_check",
+    "random_arrays", "random_sample", "random_uniform_arrays", "retry", "rnd", "same", "same_array",
+    "same_symbol_structure", "set_default_context", "setenv", "shuffle_csr_column_indices", "simple_forward", "sys", "time",
+    "use_np", "var_check",
     "verify_generator",
 ]  # fmt: skip
 
