@@ -94,6 +94,7 @@ TABLE: dict[str, str | dict[str, str]] = {
     "lr_scheduler": {"mxnet.optimizer.lr_scheduler": "*"},
     "model": {_ARRAYS: "BatchEndParam FeedForward load_checkpoint load_params save_checkpoint"},
     "module": {_ARRAYS: "BaseModule BucketingModule Module PythonLossModule PythonModule SequentialModule"},
+    "module.executor_group": {"mxnet.module.exec_group": "DataParallelExecutorGroup=ExecGroup"},
     "monitor": {_ARRAYS: "Monitor"},
     "name": {"graph.scopes": "NameManager Prefix"},
     "ndarray.ndarray": {"mxnet.ndarray": "*", "graph.compose": "_STORAGE_TYPE_STR_TO_ID=STORAGE_TYPES"},
@@ -103,7 +104,7 @@ TABLE: dict[str, str | dict[str, str]] = {
     "registry": {"mxnet.registry": "*"},
     "runtime": {"mxnet.runtime": "Feature Features feature_list"},
     "test_utils": {
-        "mxnet.test_utils": "* Context Symbol array current_context getenv json logging np numbers os platform setenv sys time "
+        "mxnet.test_utils": "* Context Symbol array current_context getenv json logging np numbers os platform rnd setenv sys time "
         "use_np"
     },
 }

@@ -149,7 +149,7 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
         ascending: smallest first.
 
     Returns:
-        Text: a table, or JSON.
+        Text: a table, or JSON with the times by domain; memory is not recorded.
 
     Raises:
         KeyError: `sort_by` is another one.
@@ -161,10 +161,11 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
         True
     """
     columns = ("count", "total", "min", "max", "avg")
-    times = defaultdict(list)
+    times, domains = defaultdict(list), {}
     for event in _traced + _own:
         if event.get("ph") == "X":
             times[event["name"]].append(event.get("dur", 0) / 1000)
+            domains[event["name"]] = event.get("cat", "operator")
     rows: dict[str, Any] = {
         n: dict(zip(columns, (len(t), sum(t), min(t), max(t), sum(t) / len(t)), strict=True)) for n, t in times.items()
     }
@@ -173,7 +174,10 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
         _traced.clear()
         _own.clear()
     if format == "json":
-        return json.dumps({"Time": rows, "Unit": {"Time": "ms"}})
+        by_domain: dict[str, Any] = defaultdict(dict)
+        for name, row in rows.items():
+            by_domain[domains[name]][name] = {column.title(): value for column, value in row.items()}
+        return json.dumps({"Time": by_domain, "Memory": {}, "Unit": {"Time": "ms", "Memory": "bytes"}})
     head = f"{'Name':<50}{'Total Count':>12}" + "".join(f"{c.title() + ' (ms)':>14}" for c in columns[1:])
     lines = [f"{name[:48]:<50}{r['count']:>12}" + "".join(f"{r[c]:>14.4f}" for c in columns[1:]) for name, r in rows.items()]
     return "\n".join(["Profile Statistics:", head, *lines, ""])

@@ -15,6 +15,7 @@ import logging  # noqa: F401 (a name of mx.test_utils, as sys and time)
 import numbers
 import os
 import platform
+import random as rnd  # noqa: F401
 import sys  # noqa: F401
 import time  # noqa: F401
 from collections.abc import Callable, Iterator, Mapping, Sequence
