@@ -43,7 +43,7 @@ _SHARED = {
     "symbol": "sym symbol.symbol",
 }
 # Module below `jfit.mx` -> the module below `jfit` that has its names; or, if several modules define them, a dict of these:
-# "name=other" is called `other` there, "*" are all its public names.  The modules of a package are names of it as well.
+# "name=other" is called `other` there, "*" are all its public names.  With "" the modules of a package are public too.
 TABLE: dict[str, str | dict[str, str]] = {
     **{path: f"mxnet.{path}" for path in _SAME},
     **{path: f"mxnet.{home}" for home, paths in _SHARED.items() for path in paths.split()},
@@ -54,9 +54,9 @@ TABLE: dict[str, str | dict[str, str]] = {
         "mxnet.callback": "BatchEndParam LogValidationMetricsCallback ProgressBar Speedometer do_checkpoint log_train_metric "
         "module_checkpoint"
     },
-    "contrib": {"mxnet.ndarray": "nd=contrib ndarray=contrib", "mxnet.symbol": "sym=contrib symbol=contrib"},
-    "contrib.text": {},
-    "contrib.svrg_optimization": {},
+    "contrib": {"mxnet.ndarray": "nd=contrib ndarray=contrib", "mxnet.symbol": "sym=contrib symbol=contrib", "": "*"},
+    "contrib.text": {"": "*"},
+    "contrib.svrg_optimization": {"": "*"},
     "contrib.svrg_optimization.svrg_module": {_ARRAYS: "SVRGModule"},
     "contrib.svrg_optimization.svrg_optimizer": {"mxnet.optimizer.svrg": "_AssignmentOptimizer _SVRGOptimizer"},
     "engine": {"mxnet.runtime": "bulk set_bulk_size"},
@@ -65,9 +65,10 @@ TABLE: dict[str, str | dict[str, str]] = {
     "gluon": {
         _ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict Trainer utils",
         "mxnet.gluon.hybrid": "Block HybridBlock SymbolBlock",
+        "": "*",
     },
     "gluon.block": {"mxnet.gluon.hybrid": "Block HybridBlock SymbolBlock"},
-    "gluon.contrib": {},
+    "gluon.contrib": {"": "*"},
     "gluon.contrib.data": {"mxnet.gluon.data.sampler": "IntervalSampler"},
     "gluon.contrib.estimator": {
         "mxnet.gluon.contrib.estimator.batch_processor": "*",
@@ -80,7 +81,7 @@ TABLE: dict[str, str | dict[str, str]] = {
         "mxnet.gluon.data.dataloader": "DataLoader",
     },
     "gluon.data.vision": {"mxnet.gluon.data.vision.datasets": "*"},
-    "gluon.model_zoo": {},
+    "gluon.model_zoo": {"": "*"},
     "gluon.parameter": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict"},
     "gluon.rnn": {"mxnet.gluon.rnn.cells": _CELLS, "mxnet.gluon.rnn.layers": "GRU LSTM RNN"},
     "gluon.rnn.rnn_cell": {"mxnet.gluon.rnn.cells": _CELLS},
@@ -104,8 +105,8 @@ TABLE: dict[str, str | dict[str, str]] = {
     "registry": {"mxnet.registry": "*"},
     "runtime": {"mxnet.runtime": "Feature Features feature_list"},
     "test_utils": {
-        "mxnet.test_utils": "* Context Symbol array current_context getenv json logging np numbers os platform rnd setenv sys time "
-        "use_np"
+        "mxnet.test_utils": "* Context Symbol array current_context getenv json logging np numbers os platform rnd setenv "
+        "sys time use_np"
     },
 }
 
@@ -125,14 +126,14 @@ class Module(ModuleType):
         if isinstance(self._source, str):
             home = importlib.import_module(f"jfit.{self._source}")
             if name == "__all__":
-                return [*_public(home), *self._parts]
+                return _public(home)
             if name not in self._parts or hasattr(home, name):
                 return getattr(home, name)  # also a name that it makes on demand, such as an operator
         if name in self._parts:
             return sys.modules[f"{self.__name__}.{name}"]
         if "__all__" not in vars(self):
-            values = {own: value for home, names in self._source.items() for own, value in _values(home, names)}
-            vars(self).update(values, __all__=[*values, *self._parts])
+            values = {own: value for home, names in self._source.items() if home for own, value in _values(home, names)}
+            vars(self).update(values, __all__=[*values, *(self._parts if "" in self._source else ())])
             return getattr(self, name)
         absent(f"mx.{self._path}", name, self.__all__)
 
