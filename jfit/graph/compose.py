@@ -62,7 +62,7 @@ def variable(
         raise TypeError(f"a variable's name is a string, got {name!r}")
     attrs = AttrScope.current() | underscored(dict(attr or {}))
     if shape is not None:
-        attrs["__shape__"] = str(tuple(int(s) for s in shape))
+        attrs["__shape__"] = str(tuple(int(s) for s in np.atleast_1d(np.asarray(shape, int))))
     if lr_mult is not None:
         attrs["__lr_mult__"] = str(lr_mult)
     if wd_mult is not None:

@@ -54,6 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         if arguments[0] == "-m":
             sys.argv = list(arguments[1:])
+            _emulate_devices("cpu(7)")  # the sources are not known
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = list(arguments)

@@ -14,21 +14,11 @@ from typing import Any
 class Alias(MetaPathFinder, Loader):
     """Imports `mxnet` and every module below it as the module of `jfit.mx` with the same name."""
 
-    def __init__(self) -> None:
-        self._specs: dict[str, Any] = {}
-
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] == "mxnet" else None
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = imported(spec.name)
-        self._specs[spec.name] = getattr(module, "__spec__", None)
-        return module
-
     def exec_module(self, module: ModuleType) -> None:
-        # The import system has set `__spec__` to that of the alias; the module keeps its own name.
-        assert module.__spec__
-        module.__spec__ = self._specs.pop(module.__spec__.name)
+        sys.modules[module.__name__] = imported(module.__name__)  # the import system returns what it finds there
 
 
 def imported(name: str) -> Any:

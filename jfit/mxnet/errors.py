@@ -14,26 +14,6 @@ from jfit.formats.atomic import FormatError
 from jfit.graph.nodes import GraphError
 from jfit.ops import UnknownOperator
 
-__all__ = [
-    "DamagedFile",
-    "InternalError",
-    "MXNetError",
-    "MissingFile",
-    "MissingGradient",
-    "NotImplementedForSymbol",
-    "NotSupportedForSparseNDArray",
-    "ReshapeError",
-    "classproperty",
-    "data_dir",
-    "integer_types",
-    "mx_real_t",
-    "numeric_types",
-    "py_str",
-    "string_types",
-    "translated",
-    "with_metaclass",
-]
-
 string_types, integer_types = (str,), (int, np.int32, np.int64)
 numeric_types = (float, int, np.generic)
 mx_real_t = np.float32
@@ -58,7 +38,7 @@ def as_list(value: Any) -> list[Any]:
     """Return a list or tuple as a list, anything else as a list with it alone.
 
     Args:
-        value: anything.
+        value: list, tuple or one object.
 
     Returns:
         list.
@@ -68,6 +48,9 @@ def as_list(value: Any) -> list[Any]:
         ([1, 2], [3])
     """
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+_as_list = as_list  # MXNet's name
 
 
 def py_str(text: bytes | str) -> str:
@@ -84,43 +67,6 @@ def py_str(text: bytes | str) -> str:
         'conv'
     """
     return text if isinstance(text, str) else text.decode("utf-8")
-
-
-class classproperty(property):
-    """A property of a class: `@classproperty` before a method of the class.
-
-    Args:
-        fget: function of the class.
-
-    Example:
-        >>> class Net:
-        ...     @classproperty
-        ...     def kind(cls):
-        ...         return cls.__name__
-        >>> Net.kind
-        'Net'
-    """
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        assert self.fget is not None
-        return self.fget(owner)
-
-
-def with_metaclass(meta: type, *bases: type) -> type:
-    """Return a class with this metaclass and these bases, to derive from.
-
-    Args:
-        meta: the metaclass.
-        bases: the bases.
-
-    Returns:
-        The class.
-
-    Example:
-        >>> issubclass(with_metaclass(type, dict), dict)
-        True
-    """
-    return meta("Base", bases, {})
 
 
 class MXNetError(RuntimeError):

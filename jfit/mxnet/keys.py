@@ -9,19 +9,26 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax import Array
+
+from jfit import checks
 
 _STATE = {"seed": 0, "count": 0}  # count: number of keys derived since the seed was set
 _local = threading.local()
 
 
-def seed(number: int) -> None:
-    """Set the global seed and restart the sequence of keys.
+def seed(seed_state: int, ctx: Any = "all") -> None:
+    """Set the global seed of `jfit.mx`; the same calls after the same seed give the same random numbers.
 
     Args:
-        number: the seed, an integer.
+        seed_state: the seed, an integer.
+        ctx: accepted and ignored; the seed applies to all devices.
+
+    Raises:
+        ValueError: the seed is not an integer.
 
     Example:
         >>> seed(3)
@@ -30,7 +37,8 @@ def seed(number: int) -> None:
         >>> bool((jax.random.key_data(next_key()) == jax.random.key_data(first)).all())
         True
     """
-    _STATE.update(seed=int(number), count=0)
+    checks.integer(seed_state=seed_state)
+    _STATE.update(seed=int(seed_state), count=0)
 
 
 def position() -> tuple[int, int]:

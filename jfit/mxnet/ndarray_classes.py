@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from jfit.formats import complete_file
+from jfit.graph.compose import STORAGE_TYPES
 from jfit.mxnet import files, initializer
 from jfit.mxnet.array_types import ArrayTypes
 from jfit.mxnet.callback import BatchEndParam as BatchEndParam
@@ -168,6 +169,21 @@ class Module(BaseModule, module.Module):
     """
 
     _exec_group = property(ExecGroup)
+    _arg_params = property(lambda self: {n: self._in_storage(n, a) for n, a in self.get_params()[0].items()})
+    _aux_params = property(lambda self: self.get_params()[1])
+    _grad_req = property(lambda self: next(iter(self.binding.grad_reqs.values()), "null"))
+    _total_exec_bytes = 0  # XLA allocates memory for each pass
+
+    def _in_storage(self, name: str, array: NDArray) -> NDArray:
+        """Return an array in the storage type of its variable."""
+        code = self.symbol.attr_dict().get(name, {}).get("__storage_type__", "0")
+        return array.tostype(next(kind for kind, number in STORAGE_TYPES.items() if str(number) == code))
+
+    def update(self) -> None:
+        """Update all parameters with the gradients of the last `backward`, which are 0 before the first pass."""
+        if self.binded:
+            self.passes.start_gradients()
+        super().update()
 
 
 class BucketingModule(BaseModule, bucketing.BucketingModule):

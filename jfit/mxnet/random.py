@@ -16,33 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from jfit import checks
-from jfit.mxnet import keys
+from jfit.mxnet.keys import seed as seed
 from jfit.mxnet.namespaces import find
 from jfit.mxnet.ndarray.array import NDArray, function
 from jfit.mxnet.ndarray.create import array
 from jfit.mxnet.ndarray.invoke import is_array
 
-
-def seed(seed_state: int, ctx: Any = "all") -> None:
-    """Set the global seed of `jfit.mx`; the same calls after the same seed give the same random numbers.
-
-    Args:
-        seed_state: the seed, an integer.
-        ctx: accepted and ignored; the seed applies to all devices.
-
-    Raises:
-        ValueError: the seed is not an integer.
-
-    Example:
-        >>> seed(7)
-        >>> first = uniform(shape=2).asnumpy().tolist()
-        >>> seed(7)
-        >>> uniform(shape=2).asnumpy().tolist() == first
-        True
-    """
-    checks.integer(seed_state=seed_state)
-    keys.seed(int(seed_state))
+__all__ = [
+    "exponential", "gamma", "generalized_negative_binomial", "multinomial", "negative_binomial", "normal", "poisson", "randint",
+    "randn", "seed", "shuffle", "uniform",
+]  # fmt: skip
 
 
 def uniform(low: Any = 0, high: Any = 1, shape: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> NDArray:

@@ -1,13 +1,12 @@
-"""`mx.runtime`, `mx.engine`, `mx.libinfo`, `mx.library` and `mx.rtc`: what belongs to MXNet's compiled library."""
+"""`mx.runtime` and `mx.engine`: what belongs to MXNet's compiled library."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 from jfit.mxnet.context import num_gpus
-from jfit.mxnet.errors import MXNetError
 
 # features of MXNet's build: those that jfit has
 _ALL = (
@@ -113,74 +112,3 @@ def bulk(size: int) -> Iterator[None]:
         yield
     finally:
         set_bulk_size(before)
-
-
-# ------------------------------------------------------------------------------------------------ compiled code of users
-def find_lib_path(prefix: str = "libmxnet") -> list[str]:
-    """Return an empty list: there is no compiled library.
-
-    Args:
-        prefix: accepted and ignored.
-
-    Returns:
-        [].
-
-    Example:
-        >>> find_lib_path()
-        []
-    """
-    return []
-
-
-def find_include_path(*_: Any) -> str:
-    """Return an empty text: there are no header files.
-
-    Args:
-        _: accepted and ignored.
-
-    Returns:
-        ''.
-
-    Example:
-        >>> find_include_path()
-        ''
-    """
-    return ""
-
-
-def load(path: str, verbose: bool = True) -> NoReturn:
-    """Raise an MXNetError: libraries of compiled operators are made for MXNet's library.
-
-    Args:
-        path: path of the library.
-        verbose: accepted and ignored.
-
-    Raises:
-        MXNetError: always; it names `mx.operator.CustomOp`, with which operators are written in Python.
-
-    Example:
-        >>> load("operators.so")
-        Traceback (most recent call last):
-        jfit.mxnet.errors.MXNetError: 'operators.so' cannot be loaded: ...
-    """
-    raise MXNetError(f"{path!r} cannot be loaded: it is made for MXNet's library; write the operator with mx.operator.CustomOp")
-
-
-class CudaModule:
-    """CUDA source code of a user, which raises an MXNetError here: write the kernel with `jax.experimental.pallas`.
-
-    Args:
-        source: CUDA source code.
-        options, exports: accepted and ignored.
-
-    Raises:
-        MXNetError: always.
-
-    Example:
-        >>> CudaModule("__global__ void axpy() {}")
-        Traceback (most recent call last):
-        jfit.mxnet.errors.MXNetError: jfit does not compile CUDA source code; ...
-    """
-
-    def __init__(self, source: str, options: Any = (), exports: Any = ()) -> None:
-        raise MXNetError("jfit does not compile CUDA source code; write the kernel with jax.experimental.pallas")

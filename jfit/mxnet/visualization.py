@@ -217,7 +217,8 @@ def _warn_about_duplicates(names: Sequence[str]) -> None:
     duplicates = sorted(n for n, count in Counter(names).items() if count > 1)
     if duplicates:
         warnings.warn(
-            f"several nodes are named {', '.join(duplicates)}; the drawing merges nodes of one name, so it may contain cycles",
+            f"There are multiple variables with the same name in your graph: {', '.join(duplicates)}; "
+            "the drawing merges nodes of one name, so it may contain cycles",
             RuntimeWarning,
             stacklevel=3,
         )

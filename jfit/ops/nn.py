@@ -27,7 +27,7 @@ def _dense_fill(attrs: Attrs, ins: list, outs: list) -> list:
     data, out = ins[0], outs[0]
     if data is None:
         return ins  # as in MXNet, parameter shapes stay unknown until the data shape is known
-    need_rank("FullyConnected", data, 1 if not attrs.flatten else 2, "rows and features")
+    need_rank("FullyConnected", data, 1, "rows")
     if attrs.flatten:
         width = size_of(data[1:])
         if out is not None and len(out) == 2:

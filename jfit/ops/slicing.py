@@ -95,9 +95,10 @@ def _part_rows(attrs, rows, shapes, outs):
 
 def _parts_back(attrs, ins, outs):
     """Infer the shape of the data from that of any known output, because all outputs have the same shape."""
-    part = next((o for o in outs if o is not None), None)
-    if part is None:
+    known = [o for o in outs if o is not None]
+    if not known:
         return ins
+    part = unify(known, "all outputs have the same shape")
     count = attrs.num_outputs
     axis = normalize_axis(attrs.axis, len(part) + attrs.squeeze_axis)
     size = (count, *part[axis:]) if attrs.squeeze_axis else (count * part[axis], *part[axis + 1 :])

@@ -677,7 +677,7 @@ def ftrl(learning_rate: LearningRate = 0.1, lamda1: float = 0.01, beta: float = 
         # If soft is 0, the update is -w, and w + (-w) is exactly 0.
         return soft / ((numbers.beta + jnp.sqrt(n)) / ctx.lr + ctx.wd) - w, (z, n)
 
-    return transformation(rule, ("z", "n"), learning_rate, common)
+    return transformation(rule, ("z", "n"), learning_rate, common, lazy=True)
 
 
 @optimizer()

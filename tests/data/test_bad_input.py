@@ -57,7 +57,7 @@ def labels(value: float, row: int = 7) -> np.ndarray:
         ({"data": lambda epoch: []}, "yielded no batch, expected at least one"),
         ({"eval_data": (X[:0], Y[:0])}, "empty data|yielded no batch"),
         ({"data": "abc"}, "data is 'abc'"),
-        ({"data": [(1.0, 2.0), (3.0, 4.0)]}, r"data has shape \(2,\), expected at least 2 axes"),  # rows of one number
+        ({"data": [(1.0, 2.0), (3.0, 4.0)]}, "label .softmax_label.: row 1 is 4.0, expected classes"),  # not (X, Y)
         ({"data": Path("x.csv")}, r"data is .*Path\('x.csv'\) .*; read a file first"),
         # labels
         ({"data": (X, labels(3))}, r"label 'softmax_label': row 7 is 3.0, expected classes 0..2"),

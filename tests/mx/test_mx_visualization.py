@@ -46,7 +46,7 @@ def test_unknown_shapes_and_non_symbols_raise():
 def test_duplicate_node_names_warn():
     pytest.importorskip("graphviz")
     net = mx.sym.Variable("x") + mx.sym.Variable("x")
-    with pytest.warns(RuntimeWarning, match="several nodes are named x"):
+    with pytest.warns(RuntimeWarning, match="There are multiple variables with the same name in your graph: x;"):
         mx.viz.plot_network(net)
 
 

@@ -237,7 +237,8 @@ class Executor:
                     raise ValueError(f"{name!r} is not among the {kind} of the graph; pass allow_extra_params=True")
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Sequence[int]) -> Executor:
-        """Create an executor for other input shapes, which shares all arrays whose shape is unchanged.
+        """Create an executor for other input shapes, which shares all arrays whose shape is unchanged; smaller ones start with
+        the first values of the old ones.
 
         Args:
             partial_shaping: allow arrays that are not named in `kwargs` to change their shape.
@@ -261,7 +262,10 @@ class Executor:
                 return array
             allowed = name in kwargs or partial_shaping
             assert allowed, f"{name!r} would change from {array.shape} to {shape}; pass partial_shaping=True"
-            if int(np.prod(shape)) > array.size and not allow_up_sizing:
+            size = int(np.prod(shape))
+            if size <= array.size:
+                return array.reshape((-1,))[:size].reshape(shape)
+            if not allow_up_sizing:
                 raise MXNetError(f"{name!r} would grow from {array.shape} to {shape}; pass allow_up_sizing=True to allow it")
             return full(shape, 0, self._devices.get(name, self._ctx), array.dtype)
 
@@ -348,7 +352,8 @@ def _put(array: Any, value: Any) -> None:
 
 @functools.cache
 def _fixed_key() -> np.ndarray:
-    return np.asarray(jax.random.key_data(jax.random.key(0)))
+    with jax.ensure_compile_time_eval():  # shapes of outputs may be read before anything is computed
+        return np.asarray(jax.random.key_data(jax.random.key(0)))
 
 
 # ------------------------------------------------------------------------------------------------ arguments of bind

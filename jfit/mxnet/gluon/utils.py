@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
@@ -171,21 +170,16 @@ def check_sha1(filename: str, sha1_hash: str) -> bool:
 
 
 def download(
-    url: str,
-    path: str | None = None,
-    overwrite: bool = False,
-    sha1_hash: str | None = None,
-    retries: int = 5,
+    url: str, path: str | None = None, overwrite: bool = False, sha1_hash: str | None = None, retries: int = 5,
     verify_ssl: bool = True,
-) -> str:
+) -> str:  # fmt: skip
     """Return the path of a file that was downloaded before; jfit itself does not download.
 
     Args:
         url: address of the file; its last part is the name of the file.
         path: the file, or its folder; by default the current folder.
-        overwrite: must be False.
         sha1_hash: SHA-1 hash that the file must have.
-        retries, verify_ssl: accepted and ignored.
+        overwrite, retries, verify_ssl: accepted and ignored.
 
     Returns:
         Path of the file.
@@ -199,38 +193,14 @@ def download(
         >>> download("https://example.com/data.txt")
         'data.txt'
     """
-    name = url.split("/")[-1]
-    file = os.path.join(path, name) if path and os.path.isdir(path) else path or name
-    file = os.path.expanduser(file)
-    remedy = f"jfit does not download: get it from {url}"
-    if overwrite or not os.path.exists(file):
-        raise MissingFile(f"{file} does not exist, or overwrite=True asks for a new copy. {remedy}, and store it as {file}.")
+    name, path = url.split("/")[-1], os.path.expanduser(path or "")
+    file = os.path.join(path, name) if os.path.isdir(path) else path or name
+    remedy = f"jfit does not download data: get it from {url}"
+    if not os.path.exists(file):
+        raise MissingFile(f"{file} does not exist; {remedy}, and store it as {file}.")
     if sha1_hash and not check_sha1(file, sha1_hash):
         raise MXNetError(f"{file} does not have the SHA-1 hash {sha1_hash}; {remedy}.")
     return file
-
-
-def replace_file(src: str, dst: str) -> None:
-    """Rename a file; an existing file of the new name is replaced.
-
-    Args:
-        src: path of the file.
-        dst: its new path.
-
-    Raises:
-        OSError: it cannot be renamed; `src` is deleted.
-
-    Example:
-        >>> from pathlib import Path
-        >>> _ = Path("new.txt").write_text("data")
-        >>> replace_file("new.txt", "old.txt")
-    """
-    try:
-        os.replace(src, dst)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.remove(src)
-        raise
 
 
 def shape_is_known(shape: Sequence[int] | None) -> bool:

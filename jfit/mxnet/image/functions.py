@@ -18,7 +18,7 @@ from jfit.data.images import resize as resized
 from jfit.data.images.codec import decode
 from jfit.data.images.crops import Box, scale_down
 from jfit.formats.atomic import read_file
-from jfit.mxnet.errors import translated
+from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.mutable import MutableArray, mutable_class
 from jfit.mxnet.ndarray.array import NDArray, copy_as, function
 from jfit.mxnet.ndarray.create import as_ndarrays
@@ -121,6 +121,8 @@ def imresize(src: Any, w: int, h: int, interp: int = 1, out: Any = None) -> Any:
         >>> imresize(np.zeros((2, 4, 3), "uint8"), 3, 5).shape
         (5, 3, 3)
     """
+    if not 0 <= interp <= 4:
+        raise MXNetError(f"imresize: interp is {interp}, expected 0 (nearest) to 4 (Lanczos)")
     return _to_out(on_host(src, lambda image: resized(image, w, h, interp)), out)
 
 

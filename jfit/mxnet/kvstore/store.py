@@ -319,7 +319,7 @@ class KVStore(KVStoreBase):
         assert row_ids is not None, "row_sparse_pull needs row_ids, the rows to fetch; to fetch all rows use pull."
         pairs = self._pairs(key, key if out is None else out, must_exist=True)
         flat = [(k, cell) for k, cells in pairs for cell in cells]
-        ids = row_ids if isinstance(row_ids, (list, tuple)) else [row_ids]
+        ids = jax.tree.leaves(row_ids, is_leaf=lambda i: not isinstance(i, (list, tuple)))
         ids = [*ids] * len(flat) if len(ids) == 1 else ids
         rows = [only_rows(self._stored[k].value, np.asarray(as_array(i))) for (k, _), i in zip(flat, ids, strict=True)]
         if out is None:

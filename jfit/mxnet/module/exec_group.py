@@ -111,6 +111,13 @@ class ExecGroup:
             That of the gamma of a BatchNorm with fix_gamma=True is 0.
         execs: a `DeviceExecutor` for each device.
         install_monitor: `install_monitor` of the module.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc"), label_names=None)
+        >>> module.bind([("data", (4, 3))])
+        >>> module._exec_group.param_names
+        ['fc_weight', 'fc_bias']
     """
 
     def __init__(self, module: Any) -> None:

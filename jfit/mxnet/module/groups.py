@@ -255,4 +255,4 @@ def _entries(values: Any, at: Sequence[int], axes: int) -> Any:
     """Return the entries `at` of a vector over the parameters; other values, of at most `axes` axes, are unchanged."""
     if isinstance(values, tuple):
         return tuple(values[i] for i in at)
-    return values if values is None or values.ndim <= axes else values[..., np.asarray(at)]
+    return values if values is None or values.ndim <= axes else values[..., np.asarray(at, int)]

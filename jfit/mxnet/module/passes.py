@@ -428,6 +428,11 @@ class Passes:
             return [jnp.zeros(param.shape[int(self.parameters.split) :], param.dtype)] * devices
         return [gradients[name]] if devices == 1 else list(gradients[name])
 
+    def start_gradients(self) -> None:
+        """Set all gradients to 0 if there was no pass yet, as MXNet's are after `bind`."""
+        for name in self.trainable if self._pass is None else ():
+            self.set_gradient(name, self.gradient_slices(name))
+
     def set_gradient(self, name: str, slices: Sequence[Any]) -> None:
         """Replace the gradient of a parameter by `slices`, one array for each device."""
         self.settle()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from jfit.mxnet.ndarray.array import NDArray, function
@@ -41,4 +44,32 @@ def isfinite(data: NDArray) -> NDArray:
     return function("abs")(data) < np.inf
 
 
-FUNCTIONS = (boolean_mask, isnan, isinf, isfinite)
+def zipfian(op: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
+    """Return `rand_zipfian`, whose operators are `op(name)`: those of NDArrays or of symbols."""
+
+    def rand_zipfian(true_classes: Any, num_sampled: int, range_max: int, ctx: Any = None) -> list[Any]:
+        """Draw classes with P(c) = log((c + 2) / (c + 1)) / log(range_max + 1), as candidates of a sampled softmax.
+
+        Args:
+            true_classes: classes whose expected counts are returned.
+            num_sampled: number of classes to draw, with repeats.
+            range_max: number of classes.
+            ctx: accepted and ignored.
+
+        Returns:
+            The drawn classes (num_sampled,), and the expected counts of the true and of the drawn classes.
+        """
+        most = float(np.log(range_max + 1))
+        drawn = op("exp")(op("_random_uniform")(low=0.0, high=most, shape=(num_sampled,))) - 1
+        drawn = op("cast")(op("floor")(drawn), dtype="int32") % range_max
+
+        def expected(classes: Any) -> Any:
+            number = op("cast")(classes, dtype="float32")
+            return op("log")((number + 2) / (number + 1)) * (num_sampled / most)
+
+        return [drawn, expected(true_classes), expected(drawn)]
+
+    return rand_zipfian
+
+
+FUNCTIONS = (boolean_mask, isnan, isinf, isfinite, zipfian(function))

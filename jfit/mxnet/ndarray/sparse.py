@@ -16,6 +16,8 @@ from jfit.mxnet.namespaces import PAIRS, find
 from jfit.mxnet.ndarray.array import STORAGE, NDArray, binary_function, function
 from jfit.optim.rows import SparseRows
 
+__all__ = ["BaseSparseNDArray", "CSRNDArray", "RowSparseNDArray", "array", "csr_matrix", "empty", "row_sparse_array", "zeros"]
+
 
 class BaseSparseNDArray(NDArray):
     """Base of the sparse arrays: stores a `SparseArray`, and the dense values once an operator reads or writes them.
@@ -285,7 +287,7 @@ def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
     return csr_matrix((csr.data, csr.indices, csr.indptr), csr.shape, ctx, csr.dtype if dtype is None else dtype)
 
 
-def zeros(stype: str, shape: Any, ctx: Any = None, dtype: Any = None, **_: Any) -> NDArray:
+def zeros(stype: str, shape: Any, ctx: Any = None, dtype: Any = None, **kwargs: Any) -> NDArray:
     """Create an array without stored entries.
 
     Args:
@@ -293,7 +295,7 @@ def zeros(stype: str, shape: Any, ctx: Any = None, dtype: Any = None, **_: Any) 
         shape: its shape.
         ctx: accepted and ignored.
         dtype: float32 by default.
-        _: accepted and ignored.
+        kwargs: accepted and ignored.
 
     Returns:
         NDArray.

@@ -19,6 +19,7 @@ from jax import random
 from jfit.mxnet import keys
 from jfit.mxnet import random as legacy
 from jfit.mxnet.context import place
+from jfit.mxnet.keys import seed as seed
 from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray.invoke import call
 from jfit.mxnet.numpy.arrays import elementwise, ndarray, write

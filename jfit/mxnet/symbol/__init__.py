@@ -16,6 +16,7 @@ from jfit.graph.scopes import AttrScope, NameManager, Prefix
 from jfit.graph.symbol import Symbol as Graph
 from jfit.mxnet import numpy as np
 from jfit.mxnet.namespaces import PAIRS, Namespace, find
+from jfit.mxnet.ndarray.contrib import zipfian
 from jfit.mxnet.numpy.extension import OPERATORS
 from jfit.mxnet.symbol import random as random
 from jfit.mxnet.symbol.symbol import (
@@ -57,7 +58,9 @@ _FUNCTIONS = SimpleNamespace(
 )
 
 npx = SimpleNamespace(**{name: operator(op) for name, op in OPERATORS.items()})
-contrib = Namespace("mx.sym.contrib", ("_contrib_",), operator, (control.foreach, control.while_loop, control.cond))
+contrib = Namespace(
+    "mx.sym.contrib", ("_contrib_",), operator, (control.foreach, control.while_loop, control.cond, zipfian(operator))
+)
 linalg = Namespace("mx.sym.linalg", ("_linalg_",), operator)
 image = Namespace("mx.sym.image", ("_image_",), operator)
 sparse = Namespace("mx.sym.sparse", ("_sparse_",), operator)

@@ -88,6 +88,10 @@ class Symbol(Graph):
         """Return the symbol itself: XLA optimizes it when it runs."""
         return self
 
+    def astype(self, dtype: Any) -> Symbol:
+        """Return the symbol cast to a dtype."""
+        return operator("cast")(self, dtype=np.dtype(dtype).name)
+
     def tojson(self, remove_amp_cast: bool = True) -> str:
         """Return the graph as text in MXNet's symbol.json format.
 

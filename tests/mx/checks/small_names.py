@@ -1,7 +1,5 @@
 """Small and old names: updates as functions, sparse arithmetic, registries, switches, logs, the profiler."""
 
-import importlib
-import logging
 import warnings
 
 import numpy as np
@@ -172,27 +170,12 @@ def check_registry(mx):
 
 
 def check_misc(mx):
-    misc, lines = importlib.import_module(f"{mx.__name__}.misc"), []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    root, level = logging.getLogger(), logging.getLogger().level
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    schedule = misc.FactorScheduler(step=2, factor=0.5)
-    rates = [schedule(i) for i in range(5)]
-    root.removeHandler(handler)
-    root.setLevel(level)
     before = mx.engine.set_bulk_size(7)
     inside = []
     with mx.engine.bulk(3):
         inside.append(mx.engine.set_bulk_size(3))
     features = mx.runtime.Features()
     return {
-        "rates": rates,
-        "lines": [line for line in lines if "learning rate" in line],
-        "step": raised(misc.FactorScheduler, 0),
-        "factor": raised(misc.FactorScheduler, 1, 1.5),
-        "base": raised(misc.LearningRateScheduler(), 1),
         "bulk": [inside, mx.engine.set_bulk_size(before)],
         "features": sorted(features)[:5],
         "feature": [features.is_enabled("cuda"), raised(features.is_enabled, "nothing")],
@@ -202,7 +185,6 @@ def check_misc(mx):
         "slices_uneven": [[s.start, s.stop] for s in mx.executor_manager._split_input_slice(5, [1, 1])],
         "slices_empty": raised(mx.executor_manager._split_input_slice, 1, [1, 1]),
         "error_class": mx.error.MXNetError is mx.base.MXNetError,
-        "library": raised(mx.library.load, "missing.so"),
         "py_str": mx.base.py_str(b"abc"),
         "types": [isinstance(3, mx.base.integer_types), isinstance(2.5, mx.base.numeric_types), mx.base.mx_real_t.__name__],
         "symbol_error": issubclass(mx.base.NotImplementedForSymbol, mx.base.MXNetError),
@@ -307,9 +289,6 @@ def check_thread_local_state(mx):
         out["name"] = mx.sym.relu(mx.sym.Variable("x"), name="r").name
         out["context"] = str(mx.current_context())
         out["default_ctx"] = str(mx.Context._default_ctx.value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        out["default"] = str(mx.Context.default_ctx)
     out["devices"] = [mx.Context.devstr2type["gpu"], mx.Context.devtype2str[1]]
     out["manager"] = type(mx.name.NameManager._current.value).__name__
     return out

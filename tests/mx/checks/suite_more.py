@@ -1,0 +1,111 @@
+"""Values of MXNet where small things matter to its own users: shapes and names at the edges of symbols, modules and stores."""
+
+import numpy as np
+
+
+def fill(mx, executor):
+    """Give the arguments of an executor values that depend on their number only."""
+    for number, array in enumerate(executor.arg_arrays):
+        array[:] = mx.nd.arange(array.size).reshape(array.shape) / 10 + number
+
+
+def check_one_axis_of_data(mx):
+    """A layer whose data has only the axis of rows sees one feature for each row."""
+    out = mx.sym.FullyConnected(mx.sym.sum(mx.sym.Variable("x"), axis=1), num_hidden=3, name="fc")
+    executor = out.simple_bind(mx.cpu(), x=(4, 2))
+    fill(mx, executor)
+    executor.forward(is_train=True)
+    executor.backward(mx.nd.ones((4, 3)))
+    return {
+        "weight": executor.arg_dict["fc_weight"].shape,
+        "out": executor.outputs[0].asnumpy(),
+        "gradient": executor.grad_dict["x"].asnumpy(),
+    }
+
+
+def check_shapes(mx):
+    """Shapes of variables and of parts that are known only from what uses them."""
+    parts = mx.sym.SliceChannel(mx.sym.Variable("a", shape=(0, 6)), num_outputs=6, squeeze_axis=True)
+    used = parts[4] + mx.sym.Variable("c", shape=(3,))
+    thirds = mx.sym.SliceChannel(mx.sym.Variable("a", shape=(0, 9, 0)), num_outputs=3)
+    both = thirds[2] + mx.sym.Variable("c", shape=(2, 3, 5))
+    return {
+        "number": mx.sym.Variable("b", shape=4).attr("__shape__").strip("(),"),
+        "squeezed": used.infer_shape()[0],
+        "parts": both.infer_shape()[0],
+        "cast": np.dtype(mx.sym.Variable("x").astype("float16").infer_type(x="float32")[1][0]).name,
+    }
+
+
+def check_smaller_executor(mx):
+    """A smaller executor has the first values of the larger one, and writes to them."""
+    executor = mx.sym.FullyConnected(mx.sym.Variable("x"), num_hidden=2, name="fc").simple_bind(mx.cpu(), x=(4, 3))
+    fill(mx, executor)
+    smaller = executor.reshape(x=(2, 3))
+    smaller.forward()
+    values = {"x": smaller.arg_dict["x"].asnumpy(), "out": smaller.outputs[0].asnumpy()}
+    smaller.arg_dict["x"][:] = 7
+    return {**values, "written": executor.arg_dict["x"].asnumpy()}
+
+
+def check_update_before_a_pass(mx):
+    """An update before the first pass has gradients of 0: only weight decay moves the weights."""
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
+    module = mx.mod.Module(net, label_names=None)
+    module.bind([("data", (4, 3))])
+    module.init_params(mx.init.One())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.5, "wd": 0.1, "momentum": 0.9})
+    module.update()
+    weight = module.get_params()[0]["fc_weight"].asnumpy()
+    module.bind([("data", (1, 3))], for_training=False, force_rebind=True)
+    rows = mx.io.NDArrayIter(np.ones((3, 3), "float32"))
+    return {"weight": weight, "after binding again": module.predict(rows).asnumpy()}
+
+
+def check_storage_of_parameters(mx):
+    """Parameters of a module have the storage type of their variable."""
+    table = mx.sym.Variable("table", shape=(5, 2), init=mx.init.One(), stype="row_sparse")
+    module = mx.mod.Module(mx.sym.dot(mx.sym.Variable("data", stype="csr"), table), label_names=None)
+    module.bind([("data", (3, 5))])
+    module.init_params()
+    stored = module._arg_params["table"]
+    return {"stype": stored.stype, "values": stored.asnumpy()}
+
+
+def check_rows_of_a_store(mx):
+    """Rows may be named by nested lists, one list for each key."""
+    store = mx.kv.create("local")
+    store.init(["a", "b"], [mx.nd.ones((3, 2)).tostype("row_sparse"), mx.nd.full((3, 2), 2).tostype("row_sparse")])
+    outs = [[mx.nd.zeros((3, 2), stype="row_sparse")], [mx.nd.zeros((3, 2), stype="row_sparse")]]
+    store.row_sparse_pull(["a", "b"], out=outs, row_ids=[[mx.nd.array([0, 2])], [mx.nd.array([1])]])
+    return {"a": outs[0][0].asnumpy(), "b": outs[1][0].asnumpy()}
+
+
+def check_ftrl_in_rows(mx):
+    """Ftrl leaves the rows alone that a row_sparse gradient does not have."""
+    weight = mx.nd.array([[1, 2], [3, 4], [5, 6]]).tostype("row_sparse")
+    gradient = mx.nd.sparse.row_sparse_array(([[0.5, -1.0]], [1]), shape=(3, 2))
+    update = mx.optimizer.get_updater(mx.optimizer.Ftrl(learning_rate=0.5, wd=0.01))
+    for _ in range(2):
+        update(0, gradient, weight)
+    return {"weight": weight.asnumpy()}
+
+
+def check_candidates(mx):
+    """The expected counts of classes, of arrays and of symbols."""
+    classes = mx.nd.array([0, 3, 9], dtype="int32")
+    drawn, true, own = mx.nd.contrib.rand_zipfian(classes, 50, 10)
+    symbols = mx.sym.Group(mx.sym.contrib.rand_zipfian(mx.sym.Variable("true"), 50, 10))
+    outputs = symbols.bind(mx.cpu(), {"true": classes}).forward()
+    found = drawn.asnumpy()
+    return {
+        "true": true.asnumpy().astype("float32"),
+        "of symbols": outputs[1].asnumpy().astype("float32"),
+        "range": [bool(found.min() >= 0), bool(found.max() < 10)],
+        "own": bool(np.allclose(own.asnumpy(), 50 * np.log((found + 2.0) / (found + 1.0)) / np.log(11), rtol=1e-5)),
+    }
+
+
+def check_names_of_star_imports(mx):
+    """Names that star imports of the test utilities give to scripts."""
+    return {"names": sorted(n for n in ("np", "rnd", "os", "sys", "time", "json") if hasattr(mx.test_utils, n))}
