@@ -12,8 +12,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jfit.mxnet.ndarray.array import NDArray
@@ -91,17 +90,21 @@ def set_training(train_mode: bool) -> bool:
     return before
 
 
-@contextlib.contextmanager
-def _scope(recording: bool | None, training: bool | None) -> Iterator[None]:
-    before = mode.tape, mode.training
-    if recording is not None:
-        mode.tape = (mode.tape or Tape()) if recording else None
-    if training is not None:
-        mode.training = training
-    try:
-        yield
-    finally:
-        mode.tape, mode.training = before
+class _Scope:
+    """A context manager that can be entered again; None: unchanged."""
+
+    def __init__(self, recording: bool | None, training: bool | None) -> None:
+        self._recording, self._training, self._before = recording, training, list[Any]()
+
+    def __enter__(self) -> None:
+        self._before.append((mode.tape, mode.training))
+        if self._recording is not None:
+            set_recording(self._recording)
+        if self._training is not None:
+            mode.training = self._training
+
+    def __exit__(self, *exc: object) -> None:
+        mode.tape, mode.training = self._before.pop()
 
 
 def record(train_mode: bool = True) -> Any:
@@ -120,7 +123,7 @@ def record(train_mode: bool = True) -> Any:
         >>> bool((x.grad == y).asnumpy().all())
         True
     """
-    return _scope(True, train_mode)
+    return _Scope(True, train_mode)
 
 
 def pause(train_mode: bool = False) -> Any:
@@ -135,7 +138,7 @@ def pause(train_mode: bool = False) -> Any:
         ...         print(is_recording())
         False
     """
-    return _scope(False, train_mode)
+    return _Scope(False, train_mode)
 
 
 def train_mode() -> Any:
@@ -148,7 +151,7 @@ def train_mode() -> Any:
         >>> bool((dropped == 0).asnumpy().any())
         True
     """
-    return _scope(None, True)
+    return _Scope(None, True)
 
 
 def predict_mode() -> Any:
@@ -161,7 +164,7 @@ def predict_mode() -> Any:
         >>> bool((unchanged == 1).asnumpy().all())
         True
     """
-    return _scope(None, False)
+    return _Scope(None, False)
 
 
 def mark_variables(variables: Any, gradients: Any, grad_reqs: Any = "write") -> None:
@@ -251,7 +254,7 @@ def grad(
     heads, head_grads = _lists(heads, head_grads)
     retain = create_graph if retain_graph is None else retain_graph
     variables = [variables] if isinstance(variables, NDArray) else list(variables)
-    with _scope(True if create_graph else None, None):
+    with _Scope(True if create_graph else None, None):
         kind = NDArray if create_graph else None
         found = gradients_of(heads, variables, head_grads, retain, kind)
     return [g if isinstance(g, NDArray) else NDArray(g) for g in found]

@@ -3,6 +3,8 @@
 import gc
 import weakref
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -164,3 +166,72 @@ def test_a_gradient_of_a_gradient_agrees_with_the_formula():
 
     for found, expected in zip((x.grad, w.grad), jax.grad(formula, (0, 1))(x.value, w.value), strict=True):
         np.testing.assert_allclose(found.asnumpy(), expected, rtol=2e-5, atol=1e-6)
+
+
+def test_the_second_gradient_of_several_is_differentiated_again():
+    x, w = variable(3), variable(3, seed=1)
+
+    def loss(w, x):
+        slopes = jax.grad(lambda w, x: jnp.tanh(w * x).sum(), argnums=(0, 1))(w, x)
+        return (slopes[1] ** 2).sum()
+
+    with autograd.record():
+        slopes = autograd.grad(nd.tanh(w * x).sum(), [w, x], create_graph=True)
+        y = (slopes[1] ** 2).sum()
+    y.backward()
+    expected = jax.grad(loss)(w.asnumpy(), x.asnumpy())
+    np.testing.assert_allclose(w.grad.asnumpy(), expected, rtol=1e-5)
+
+
+def test_all_outputs_of_a_function_can_be_read_after_the_backward_pass():
+    x = mx.np.array([1.0, 2.0, 3.0, 4.0])
+    x.attach_grad()
+    with autograd.record():
+        a, b = mx.np.split(x, 2)
+        y = (a * b).sum()
+    y.backward()
+    assert x.grad.asnumpy().tolist() == [3, 4, 1, 2] and b.asnumpy().tolist() == [3, 4]
+
+
+class Double(autograd.Function):
+    def forward(self, x):
+        return 2 * x
+
+    def backward(self, gradient):
+        return 2 * gradient
+
+
+@pytest.mark.parametrize("double", [Double, lambda: lambda x: x.as_in_context(mx.cpu(1)) * 2])
+def test_results_of_functions_are_constants_after_the_backward_pass(double):
+    x = variable(3)
+    with autograd.record():
+        y = double()(x)
+        z = y * y
+    z.backward()
+    with autograd.record():
+        z = x.as_in_context(y.context) * y
+    z.backward()
+    np.testing.assert_allclose(x.grad.asnumpy(), y.asnumpy())
+    with pytest.raises(mx.base.MXNetError, match="computed before"):
+        y.backward()
+
+
+def test_a_scope_can_be_entered_again():
+    x, scope = variable(2), autograd.record()
+    with scope, scope:
+        y = x * 2
+    assert not autograd.is_recording()
+    with scope:
+        z = y * 3
+    z.backward()
+    assert x.grad.asnumpy().tolist() == [6, 6]
+
+
+def test_a_parameter_that_is_frozen_after_it_was_recorded_gets_no_gradient():
+    weight, x = mx.gluon.Parameter("weight", shape=(2,), init="ones"), variable(2)
+    weight.initialize()
+    with autograd.record():
+        y = weight.data() * x
+    weight.grad_req = "null"
+    y.backward()
+    assert weight.data().grad is None and x.grad.asnumpy().tolist() == [1, 1]

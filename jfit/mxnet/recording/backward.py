@@ -26,6 +26,8 @@ def backward(heads: Sequence[Any], head_gradients: Sequence[Any] | None = None, 
     pass_.run(retain_graph)
     added, olds = [], []
     for array, gradient in pass_.gradients.values():
+        if array.grad is None:  # its grad_req became "null" after it was recorded
+            continue
         array._fresh_grad = True
         if array._grad_req == "add":
             added.append((array.grad, gradient))
@@ -89,15 +91,17 @@ class _Pass:
             slots = self._open[tape]
             last = max(slots)
             if last in tape.owners:
-                self._leave(tape, slots, last)
+                self._leave(tape, slots, last, retain_graph)
             else:
                 self._pull(tape, slots, last, retain_graph)
             if not slots:
                 del self._open[tape]
 
-    def _leave(self, tape: Tape, slots: dict[int, Any], last: int) -> None:
+    def _leave(self, tape: Tape, slots: dict[int, Any], last: int, retain_graph: bool) -> None:
         """Pass the gradient of a leaf on to where it was computed."""
         source = tape.sources.get(last)
+        if not retain_graph:
+            tape.release(source.slots if isinstance(source, Pull) else [last])
         if isinstance(source, Pull):
             gradients = [_or_ones(slots.pop(slot), tape, slot) if slot in slots else None for slot in source.slots]
             for to, gradient in zip(source.origins, source.backward(gradients), strict=True):

@@ -119,11 +119,17 @@ def _op(name: str, fn: Callable[..., Any], inputs: Sequence[str], aux: Sequence[
 @functools.lru_cache(maxsize=4096)
 def function_call(fn: Callable[..., Any], count: int, static: tuple[tuple[str, Hashable], ...] = ()) -> Call:
     """Return the `Call` of a pure function of `count` arrays, which returns one array or a tuple; `static`: other arguments."""
-    keywords = dict(static)
+    keywords, names = dict(static), ["output"]  # the number of outputs is known when shapes were inferred
+
+    def run(ctx: Ctx, attrs: Attrs, *arrays: Any) -> Any:
+        result = fn(*arrays, **keywords)
+        if isinstance(result, (tuple, list)):
+            names[:] = [f"output{i}" for i in range(len(result))]
+        return result
+
     inputs = [f"arg{i}" for i in range(count)]
-    return Call(
-        _op(getattr(fn, "__name__", "function"), lambda ctx, attrs, *arrays: fn(*arrays, **keywords), inputs), Attrs({})
-    )
+    outputs = lambda attrs: tuple(names)  # noqa: E731
+    return Call(_op(getattr(fn, "__name__", "function"), run, inputs, outputs=outputs), Attrs({}))
 
 
 _graphs = kept(256)

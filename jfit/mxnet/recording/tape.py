@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -149,10 +149,10 @@ class Tape:
             if array is not None and not array.has_value:
                 array.value = value
 
-    def release(self, slots: set[int]) -> None:
+    def release(self, slots: Iterable[int]) -> None:
         """Forget how results were computed: their gradients were."""
         for slot in slots:
-            array = self._results[slot]()
+            array = self.owners[slot] if slot in self.owners else self._results[slot]()
             if array is not None and array._entry == (self, slot):
                 array._entry = None
 
