@@ -225,7 +225,7 @@ class NDArray(MutableArray):
         """
         value = self.value  # before the array is detached from what was recorded
         self._entry, self._grad_req = None, None if grad_req == "null" else grad_req
-        self.grad = None if grad_req == "null" else self._kind(jnp.zeros_like(jnp.asarray(value)))
+        self.grad = self._kind(jnp.zeros_like(jnp.asarray(value)))
 
     def backward(self, out_grad: Any = None, retain_graph: bool = False, train_mode: bool = True) -> None:
         """Compute the gradients of this array with respect to all variables it was computed from, see `mx.autograd.backward`.
