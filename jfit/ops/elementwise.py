@@ -370,6 +370,8 @@ def _where_shapes(attrs, ins, outs):
     shape = unify([*values, *outs])
     if condition is not None and shape is not None and len(condition) == len(shape):
         condition = unify([condition, shape])
+    elif condition is not None and shape is not None and 0 not in (*condition, *shape) and condition != shape[: len(condition)]:
+        raise ValueError(f"condition has shape {condition}, expected {shape} or {shape[:1]}")
     return [condition, shape, shape]
 
 

@@ -164,6 +164,8 @@ def leaky_relu(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array | None = None) 
             slope = slope.reshape((1,) * data.ndim)
         elif slope.ndim == 1:
             slope = along(slope, 1, data.ndim)
+        else:
+            slope = slope.reshape(slope.shape + (1,) * (data.ndim - slope.ndim))
     elif kind == "rrelu" and ctx.train:
         low, high = attrs.lower_bound, attrs.upper_bound
         slope = ctx.random(lambda key, size: jax.random.uniform(key, size, data.dtype, low, high), data.shape)

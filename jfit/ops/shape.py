@@ -256,6 +256,8 @@ def _tile_rows(attrs, rows, shapes, outs):
 @operator("tile", attrs={"reps": shape()}, rows=_tile_rows)
 def tile(ctx, attrs, data):
     """y = x tiled reps[k] times along axis k."""
+    if any(r < 1 for r in attrs.reps):
+        raise ValueError(f"reps is {attrs.reps}, expected positive numbers")
     return jnp.tile(data, attrs.reps)
 
 

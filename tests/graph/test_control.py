@@ -276,6 +276,6 @@ def test_loops_raise_for_unsupported_arguments():
     with pytest.raises(TypeError, match="symbols and nested lists of them, not 1; convert"):
         mx.sym.contrib.while_loop(lambda i: 1, lambda i: (i, i), i, max_iterations=3)
     with pytest.raises(ValueError, match="foreach needs data with at least one step"):
-        mx.nd.contrib.foreach(lambda d, s: (d, s), mx.nd.zeros((0, 3)), mx.nd.ones(3))
+        mx.nd.contrib.foreach(lambda d, s: (d, s), mx.nd.array(np.zeros((0, 3))), mx.nd.ones(3))
     with pytest.raises(ValueError, match="returned 1 loop variables, expected 2"):
         mx.nd.contrib.while_loop(lambda *_: True, lambda a, b: (a, [a]), [mx.nd.ones(1)] * 2, max_iterations=1)

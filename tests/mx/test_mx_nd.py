@@ -230,7 +230,10 @@ test_calls_without_arrays_or_with_other_loop_variables_raise = refused(
     (lambda: mx.nd.add(None, None), TypeError, "expected an NDArray .*, found NoneType and NoneType"),
     (lambda: mx.nd.maximum(2, 3), TypeError, "expected an NDArray .*, found int and int"),
     (lambda: mx.sym.maximum(2, 3), TypeError, "at least one argument must be a Symbol"),
-    (lambda: mx.nd.contrib.foreach(lambda x, s: (x, s), mx.nd.zeros((0, 2)), []), "at least one step along its first axis"),
+    (
+        lambda: mx.nd.contrib.foreach(lambda x, s: (x, s), mx.nd.array(np.zeros((0, 2))), []),
+        "at least one step along its first axis",
+    ),
     (
         lambda: mx.nd.contrib.while_loop(lambda a, b: a < 2, lambda a, b: (a, [a + 1]), [mx.nd.zeros(1)] * 2, 3),
         "returned 1 loop variables, expected 2",

@@ -13,7 +13,7 @@ from jfit.data.ndarray_iter import DataIter
 from jfit.mxnet import autograd
 from jfit.mxnet.autograd import mark_variables as mark_variables
 from jfit.mxnet.ndarray.array import NDArray, function
-from jfit.mxnet.ndarray.create import zeros
+from jfit.mxnet.ndarray.create import full
 
 
 # ------------------------------------------------------------------------------------------------ contrib.autograd
@@ -79,7 +79,7 @@ def backward(outputs: Sequence[NDArray], out_grads: Any = None, retain_graph: bo
         retain_graph: whether `backward` can be called again.
 
     Example:
-        >>> x = zeros(2)
+        >>> x = full(2, 0)
         >>> x.attach_grad()
         >>> with train_section():
         ...     y = x * 3
@@ -98,7 +98,7 @@ def compute_gradient(outputs: Sequence[NDArray]) -> None:
         outputs: list of NDArrays.
 
     Example:
-        >>> compute_gradient(zeros(1))
+        >>> compute_gradient(full(1, 0))
         Traceback (most recent call last):
         ...
         AssertionError: outputs are a list of NDArrays, got NDArray
@@ -129,7 +129,7 @@ def grad_and_loss(func: Callable[..., Any], argnum: int | list[int] | None = Non
         variables = [args[i] for i in numbers]
         for x in variables:
             assert isinstance(x, NDArray), f"grad differentiates NDArrays, got {type(x).__name__}"
-        grads = [zeros(x.shape, x.context, x.dtype) for x in variables]
+        grads = [full(x.shape, 0, x.context, x.dtype) for x in variables]
         mark_variables(variables, grads)
         with train_section():
             outputs = func(*args)
@@ -150,7 +150,7 @@ def grad(func: Callable[..., Any], argnum: int | list[int] | None = None) -> Cal
         Function of NDArrays.
 
     Example:
-        >>> grad(lambda x, y: x * y, argnum=0)(zeros(1) + 2, zeros(1) + 5)[0].asnumpy().tolist()
+        >>> grad(lambda x, y: x * y, argnum=0)(full(1, 2), full(1, 5))[0].asnumpy().tolist()
         [5.0]
     """
     both = grad_and_loss(func, argnum)
@@ -207,7 +207,7 @@ class DataLoaderIter(DataIter):
         return self._pad
 
     def _filled(self, array: NDArray) -> NDArray:
-        rest = zeros((self._pad, *array.shape[1:]), dtype=self.dtype)
+        rest = full((self._pad, *array.shape[1:]), 0, dtype=self.dtype)
         return function("Concat")(array, rest, dim=0) if self._pad else array
 
 

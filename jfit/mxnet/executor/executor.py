@@ -27,7 +27,7 @@ from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.binding import moving_aux, requests_of
 from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.mxnet.ndarray.array import NDArray
-from jfit.mxnet.ndarray.create import zeros
+from jfit.mxnet.ndarray.create import full
 from jfit.mxnet.ndarray.invoke import on_device
 
 __all__ = ["Executor"]
@@ -170,7 +170,7 @@ class Executor:
             for name, gradient in gradients.items():
                 _put(self.grad_dict[name], gradient)
             for name in constant:
-                self.grad_dict[name][:] = 0
+                _put(self.grad_dict[name], jnp.zeros_like(arrays[0][name]))
             for name in moving:
                 _put(self.aux_dict[name], new_aux[name])
             return outputs
@@ -267,7 +267,7 @@ class Executor:
                 return array.reshape((-1,))[:size].reshape(shape)
             if not allow_up_sizing:
                 raise MXNetError(f"{name!r} would grow from {array.shape} to {shape}; pass allow_up_sizing=True to allow it")
-            return zeros(shape, self._devices.get(name, self._ctx), array.dtype)
+            return full(shape, 0, self._devices.get(name, self._ctx), array.dtype)
 
         names = list(self.arg_dict)
         args, grads = (list(map(resized, names, arrays, shapes)) for arrays in (self.arg_arrays, self.grad_arrays))

@@ -177,6 +177,12 @@ class Parameter:
         self._deferred = (chosen, values)
         self._finish_deferred_init()
 
+    def _set_trainer(self, trainer: Any) -> None:
+        """Make `trainer` the one that updates this parameter; None: no trainer."""
+        if self._stype != "default" and None not in (self._trainer, trainer) and self._trainer is not trainer:
+            raise RuntimeError(f"parameter {self.name!r} is row_sparse, and in the store of another trainer.")
+        self._trainer = trainer
+
     def set_data(self, data: Any) -> None:
         """Set the values on every context; a parameter of unknown shape takes the shape of `data`.
 

@@ -224,9 +224,7 @@ class Trainer:
     def _adopted(self, parameters: list[Parameter]) -> list[Parameter]:
         """Return the Parameters, and make this their trainer."""
         for param in parameters:
-            if param.stype != "default" and param._trainer not in (None, self):
-                raise RuntimeError(f"parameter {param.name!r} is row_sparse, and in the store of another trainer.")
-            param._trainer = self
+            param._set_trainer(self)
         return parameters
 
     def _shared_contexts(self) -> list[Any]:
@@ -284,7 +282,7 @@ class Trainer:
                 store.set_gradient_compression(self._compression_params)
             if update:
                 store.set_optimizer(self._optimizer)
-        self._kvstore, self._update_on_kvstore, self._ready = store, update, True
+        self._kvstore, self._update_on_kvstore, self._ready = store, None if store is None else update, True
 
     def _created(self, name: str) -> KVStoreBase:
         return create(name, self._store_class)

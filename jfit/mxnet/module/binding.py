@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -161,7 +162,7 @@ class Binding:
         unknown = [n for n in named if n not in self.arguments]
         if unknown:
             near = nearest(unknown[0], self.arguments)
-            raise ValueError(f"grad_req names {unknown[0]!r}, which is not an argument; did you mean {near}?")
+            warnings.warn(f"grad_req names {unknown[0]!r}, which is not an argument; did you mean {near}?", stacklevel=4)
         base = requests_of(grad_req, self.arguments, "write")
         listed = not isinstance(grad_req, (str, Mapping))  # as in MXNet, a list overrides fixed_param_names
         free = [n for n in self.params if listed or n not in self._fixed] + self.data_names * inputs_need_grad

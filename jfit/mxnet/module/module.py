@@ -350,10 +350,12 @@ class Module(BaseModule):
         return jax.tree.map(self.arrays.wrap, self.passes.merged() if merge_multi_context else self.passes.sliced())
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
-        """Return the gradients of the data inputs; requires `bind(inputs_need_grad=True)`."""
+        """Return the gradients of the data inputs, None for "null"; requires `bind(inputs_need_grad=True)`."""
         require(self, "get_input_grads", "binded", "params_initialized", "inputs_need_grad")
         names = [d.name for d in self.binding.data_shapes]
-        return jax.tree.map(self.arrays.wrap, self.passes.input_gradients(names, merge_multi_context))
+        wanted = [n for n in names if n in self.passes.grad_reqs]
+        gradients = jax.tree.map(self.arrays.wrap, self.passes.input_gradients(wanted, merge_multi_context))
+        return [dict(zip(wanted, gradients, strict=True)).get(n) for n in names]
 
     def gradients(self) -> dict[str, Any]:
         """Return the gradients of the parameters by name, summed over devices, after `backward`."""

@@ -15,12 +15,13 @@ from jfit import counters
 from jfit.formats import mxnet_arrays
 from jfit.formats.sparse import SparseArray
 from jfit.mxnet.context import place
-from jfit.mxnet.errors import translated
+from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.mxnet.namespaces import split_attributes
 from jfit.mxnet.ndarray.array import NDArray, copy_as, function, stays_on_host
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.ndarray.sparse import from_record, to_record
+from jfit.mxnet.util import is_np_shape
 
 _COPIED = 1 << 20  # maximum size of arrays of one value that are copied from the host: jnp.full compiles for each shape
 
@@ -63,7 +64,7 @@ def zeros(shape: int | Sequence[int], ctx: Any = None, dtype: Any = None, stype:
         >>> zeros((2, 1)).asnumpy().tolist()
         [[0.0], [0.0]]
     """
-    dense = full(shape, 0, ctx, dtype)
+    dense = full(_complete(shape), 0, ctx, dtype)
     return dense if stype in (None, "default") else dense.tostype(stype)
 
 
@@ -83,7 +84,14 @@ def ones(shape: int | Sequence[int], ctx: Any = None, dtype: Any = None, **_: An
         >>> ones(2, dtype="int32").asnumpy().tolist()
         [1, 1]
     """
-    return full(shape, 1, ctx, dtype)
+    return full(_complete(shape), 1, ctx, dtype)
+
+
+def _complete(shape: Any) -> Any:
+    sizes = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    if not is_np_shape() and (len(sizes) == 0 or 0 in sizes):
+        raise MXNetError(f"shape is {shape}, but () and 0 mean unknown sizes; call set_np_shape(True) to create such arrays")
+    return shape
 
 
 def empty(shape: int | Sequence[int], ctx: Any = None, dtype: Any = None, stype: str | None = None) -> NDArray:

@@ -19,7 +19,7 @@ from jfit.mxnet.executor.executor import Executor, arrays_in_order, grad_reqs
 from jfit.mxnet.groups import group_devices
 from jfit.mxnet.namespaces import split_attributes
 from jfit.mxnet.ndarray.array import NDArray
-from jfit.mxnet.ndarray.create import zeros as nd_zeros
+from jfit.mxnet.ndarray.create import full as nd_full
 from jfit.mxnet.precision import active
 from jfit.mxnet.util import is_np_shape
 
@@ -188,7 +188,7 @@ class Symbol(Graph):
         def reuse_or_zeros(name: str, shape: Sequence[int], dtype: Any, shared: Mapping[str, Any]) -> NDArray:
             array = shared.get(name)
             if array is None or array.shape != tuple(shape) or array.dtype != np.dtype(dtype).type:
-                return nd_zeros(tuple(shape), devices[name], dtype)
+                return nd_full(tuple(shape), 0, devices[name], dtype)
             return array
 
         reusable = {n: shared_args[n] for n in shared_arg_names or () if n in shared_args} | dict(shared_buffer or {})
