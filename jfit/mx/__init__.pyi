@@ -6,7 +6,7 @@ from jfit.graph import scopes as attribute, scopes as name
 from jfit.graph.scopes import AttrScope as AttrScope
 from jfit.mxnet import (
     autograd as autograd, callback as callback, context as context, errors as base, errors as error, image as image,
-    initializer as init, initializer as initializer, logs as log, metric as metric, ndarray as nd, ndarray as ndarray,
+    initializer as init, initializer as initializer, logs as log, metric as metric, misc as misc, ndarray as nd, ndarray as ndarray,
     ndarray_classes as kv, ndarray_classes as kvstore, ndarray_classes as mod, ndarray_classes as model, ndarray_classes as
     module, ndarray_classes as mon, ndarray_classes as monitor, numpy as np, numpy as numpy, operator as operator, optimizer
     as optimizer, profiler as profiler, random as random, random as rnd, recordio as recordio, registry as registry, rnn as
@@ -37,7 +37,7 @@ __all__ = [
     "AttrScope", "Context", "Executor", "MXNetError", "attribute", "autograd", "base", "callback", "context", "contrib",
     "cpu", "cpu_pinned", "current_context", "engine", "error", "executor", "executor_manager", "gluon", "gpu", "image",
     "img", "init", "initializer", "io", "is_np_array", "is_np_shape", "kv", "kvstore", "log",
-    "lr_scheduler", "metric", "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray", "np", "np_array",
+    "lr_scheduler", "metric", "misc", "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray", "np", "np_array",
     "np_shape", "npx", "num_gpus", "numpy", "numpy_extension", "onnx", "operator", "optimizer", "profiler", "random",
     "recordio", "registry", "rnd", "rnn", "runtime", "set_np_shape", "sym", "symbol", "test_utils", "tpu", "use_np",
     "use_np_array", "use_np_shape", "util", "visualization", "viz",

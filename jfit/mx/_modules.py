@@ -22,7 +22,7 @@ _SAME = """autograd context contrib.amp gluon.contrib.cnn gluon.contrib.nn gluon
 gluon.data.dataset gluon.data.sampler gluon.data.vision.datasets gluon.data.vision.transforms
 gluon.contrib.estimator.batch_processor gluon.contrib.estimator.estimator gluon.contrib.estimator.event_handler gluon.loss
 gluon.model_zoo.model_store gluon.model_zoo.vision gluon.nn gluon.nn.activations gluon.nn.basic_layers gluon.nn.conv_layers
-gluon.utils image metric numpy numpy.linalg numpy.random operator profiler random rnn symbol util
+gluon.utils image metric misc numpy numpy.linalg numpy.random operator profiler random rnn symbol util
 visualization""".split()  # noqa: SIM905
 # Module below `jfit.mxnet` -> modules below `jfit.mx` that have its names.
 _SHARED = {

@@ -16,18 +16,33 @@ _local = threading.local()
 _KINDS = {"cpu_pinned": "cpu", "cpu_shared": "cpu"}  # MXNet's CPU memory kinds; jfit does not distinguish them
 
 
+class _DefaultContext(type(contexts.Context)):
+    """Adds the class attribute `Context.default_ctx`."""
+
+    @property
+    def default_ctx(cls) -> Context:
+        return current_context()
+
+    @default_ctx.setter
+    def default_ctx(cls, ctx: Context) -> None:
+        set_default(ctx)
+
+
 class _Current:
     """What MXNet calls the current context of this thread: `Context._default_ctx.value`."""
 
     value = property(lambda self: current_context(), lambda self, ctx: set_default(ctx))
 
 
-class Context(contexts.Context):
+class Context(contexts.Context, metaclass=_DefaultContext):
     """A device, given by kind and number; `with ctx:` makes it the default device of new arrays.
 
     Args:
         device_type: "cpu", "gpu" or "tpu", or a context to copy.
         device_id: number among the devices of this kind, from 0.
+
+    Attributes:
+        default_ctx: of the class: the current context of this thread; assigning replaces it.
 
     Example:
         >>> with Context("cpu", 1):

@@ -29,7 +29,7 @@ from jfit.data.files.mnist_iter import read_idx
 from jfit.mxnet import random as mx_random
 from jfit.mxnet.context import Context, current_context, num_gpus, set_default
 from jfit.mxnet.gluon import utils
-from jfit.mxnet.io.arrays import MNISTIter
+from jfit.mxnet.io.arrays import DataIter, MNISTIter, NDArrayIter  # noqa: F401 (NDArrayIter is in an example)
 from jfit.mxnet.module.binding import requests_of
 from jfit.mxnet.ndarray import sparse
 from jfit.mxnet.ndarray.array import NDArray
@@ -1465,3 +1465,27 @@ def is_aarch64_run() -> bool:
         True
     """
     return platform.machine() == "aarch64"
+
+
+class DummyIter(DataIter):
+    """Iterator that returns the first batch of another iterator again and again, to measure speed.
+
+    Args:
+        real_iter: iterator of the batch.
+
+    Example:
+        >>> batches = DummyIter(NDArrayIter(np.arange(4), batch_size=2))
+        >>> [next(batches).data[0].asnumpy().tolist() for _ in range(2)]
+        [[0.0, 1.0], [0.0, 1.0]]
+    """
+
+    def __init__(self, real_iter: Any) -> None:
+        super().__init__(real_iter.batch_size)
+        self.real_iter, self.the_batch = real_iter, next(real_iter)
+
+    provide_data = property(lambda self: self.real_iter.provide_data, doc="Descriptions of the data of a batch.")  # type: ignore[assignment]
+    provide_label = property(lambda self: self.real_iter.provide_label, doc="Descriptions of the labels of a batch.")  # type: ignore[assignment]
+
+    def next(self) -> Any:
+        """Return the batch."""
+        return self.the_batch

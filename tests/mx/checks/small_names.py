@@ -1,5 +1,6 @@
 """Small and old names: updates as functions, sparse arithmetic, registries, switches, logs, the profiler."""
 
+import importlib
 import warnings
 
 import numpy as np
@@ -170,12 +171,18 @@ def check_registry(mx):
 
 
 def check_misc(mx):
+    misc = importlib.import_module(f"{mx.__name__}.misc")
+    schedule = misc.FactorScheduler(step=2, factor=0.5)
     before = mx.engine.set_bulk_size(7)
     inside = []
     with mx.engine.bulk(3):
         inside.append(mx.engine.set_bulk_size(3))
     features = mx.runtime.Features()
     return {
+        "rates": [schedule(i) for i in range(5)],
+        "step": raised(misc.FactorScheduler, 0),
+        "factor": raised(misc.FactorScheduler, 1, 1.5),
+        "base": raised(misc.LearningRateScheduler(), 1),
         "bulk": [inside, mx.engine.set_bulk_size(before)],
         "features": sorted(features)[:5],
         "feature": [features.is_enabled("cuda"), raised(features.is_enabled, "nothing")],
@@ -289,6 +296,9 @@ def check_thread_local_state(mx):
         out["name"] = mx.sym.relu(mx.sym.Variable("x"), name="r").name
         out["context"] = str(mx.current_context())
         out["default_ctx"] = str(mx.Context._default_ctx.value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out["default"] = str(mx.Context.default_ctx)
     out["devices"] = [mx.Context.devstr2type["gpu"], mx.Context.devtype2str[1]]
     out["manager"] = type(mx.name.NameManager._current.value).__name__
     return out

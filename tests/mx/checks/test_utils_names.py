@@ -265,6 +265,9 @@ def check_process_helpers(mx):
     out["assert_exception"] = raised(tu.assert_exception, int, ValueError, "x")
     out["assert_exception_none"] = raised(tu.assert_exception, int, ValueError, "1")
     out["assert_exception_other"] = raised(tu.assert_exception, int, KeyError, "x")
+    it = tu.DummyIter(mx.io.NDArrayIter(np.arange(8.0).reshape(4, 2), np.arange(4.0), 2))
+    out["dummy"] = [next(it).data[0].asnumpy().tolist() for _ in range(3)]
+    out["dummy_provide"] = [it.provide_data[0].name, list(it.provide_data[0].shape), it.provide_label[0].name, it.batch_size]
     out["gpus"] = len(tu.list_gpus()) >= 0
     tu.set_default_context(mx.cpu(1))
     out["context"] = str(tu.default_context())
