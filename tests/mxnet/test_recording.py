@@ -235,3 +235,17 @@ def test_a_parameter_that_is_frozen_after_it_was_recorded_gets_no_gradient():
     weight.grad_req = "null"
     y.backward()
     assert weight.data().grad is None and x.grad.asnumpy().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_every_backward_pass_updates_the_moving_mean_of_the_last(together):
+    norm = mx.gluon.nn.BatchNorm(in_channels=1)
+    norm.initialize()
+    with autograd.record():
+        y, z = norm(nd.array([[1], [3]])), norm(nd.array([[5], [7]]))
+    if together:
+        autograd.backward([y, z])
+    else:
+        z.backward()
+        y.backward()
+    np.testing.assert_allclose(norm.running_mean.data().asscalar(), 0.9 * (0.1 * 6) + 0.1 * 2, rtol=1e-6)

@@ -115,8 +115,9 @@ class Tape:
         return self._key if plan.is_random else None
 
     def leaves(self, plan: Plan) -> list[Any]:
-        """Return the arrays that a plan takes."""
-        return [self.values[slot] for slot in plan.leaves]
+        """Return the arrays that a plan takes; auxiliary states as they are now, for every backward pass updates them."""
+        states = {slot: self.owners[slot].value for slot in plan.aux}
+        return [states.get(slot, self.values[slot]) for slot in plan.leaves]
 
     def pending(self) -> tuple[int, ...]:
         """Return the slots of the results that have no value, and that the script still refers to."""
