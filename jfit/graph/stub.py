@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -138,9 +139,8 @@ def builders() -> Iterator[str]:
     """Yield the functions of `jfit.graph` that build or read graphs, with the signatures that they have at run time."""
     for name in BUILDERS:
         function = getattr(graph, name)
-        signature = (
-            str(inspect.signature(function)).replace("'", "").replace("[Graph]", "[Symbol]").replace(": Graph", ": Symbol")
-        )
+        signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))  # annotations are text
+        signature = signature.replace("[Graph]", "[Symbol]").replace(": Graph", ": Symbol")
         first = (inspect.getdoc(function) or "").split("\n")[0]
         yield f'def {name}{signature}:\n    """{first}"""\n'
     yield "var = Variable\n"

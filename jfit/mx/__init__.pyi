@@ -5,7 +5,7 @@ import typing
 from jfit.graph import scopes as attribute, scopes as name
 from jfit.graph.scopes import AttrScope as AttrScope
 from jfit.mxnet import (
-    autograd as autograd, callback as callback, context as context, errors as base, errors as error, image as image,
+    autograd as autograd, callback as callback, context as context, errors as base, errors as error, image as image, image as img,
     initializer as init, initializer as initializer, logs as log, metric as metric, misc as misc, ndarray as nd, ndarray as ndarray,
     ndarray_classes as kv, ndarray_classes as kvstore, ndarray_classes as mod, ndarray_classes as model, ndarray_classes as
     module, ndarray_classes as mon, ndarray_classes as monitor, numpy as np, numpy as numpy, operator as operator, optimizer

@@ -132,7 +132,8 @@ class Module(ModuleType):
         if name in self._parts:
             return sys.modules[f"{self.__name__}.{name}"]
         if "__all__" not in vars(self):
-            values = {own: value for home, names in self._source.items() if home for own, value in _values(home, names)}
+            homes: Any = self._source
+            values = {own: value for home, names in homes.items() if home for own, value in _values(home, names)}
             vars(self).update(values, __all__=[*values, *(self._parts if "" in self._source else ())])
             return getattr(self, name)
         absent(f"mx.{self._path}", name, self.__all__)

@@ -98,7 +98,7 @@ def _parts_back(attrs, ins, outs):
     known = [o for o in outs if o is not None]
     if not known:
         return ins
-    part = unify(known, "all outputs have the same shape")
+    part: Any = unify(known, "all outputs have the same shape")
     count = attrs.num_outputs
     axis = normalize_axis(attrs.axis, len(part) + attrs.squeeze_axis)
     size = (count, *part[axis:]) if attrs.squeeze_axis else (count * part[axis], *part[axis + 1 :])

@@ -33,13 +33,13 @@ def load(path: str | os.PathLike[str]) -> Symbol:
 def load_json(text: str) -> Symbol:
     """Read a graph from symbol.json text, as written by jfit or by MXNet 0.7 to 1.9."""
 
-def zeros(shape: Any, dtype: Any = float32, **kwargs: Any) -> Symbol:
+def zeros(shape: Any, dtype: Any = 'float32', **kwargs: Any) -> Symbol:
     """Create a node whose output is filled with 0."""
 
-def ones(shape: Any, dtype: Any = float32, **kwargs: Any) -> Symbol:
+def ones(shape: Any, dtype: Any = 'float32', **kwargs: Any) -> Symbol:
     """Create a node whose output is filled with 1."""
 
-def full(shape: Any, val: float, dtype: Any = float32, **kwargs: Any) -> Symbol:
+def full(shape: Any, val: float, dtype: Any = 'float32', **kwargs: Any) -> Symbol:
     """Create a node whose output is filled with one value."""
 
 def arange(start: float, stop: float | None = None, step: float = 1.0, repeat: int = 1, **kwargs: Any) -> Symbol:

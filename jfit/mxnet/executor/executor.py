@@ -119,7 +119,8 @@ class Executor:
         Before the first `forward`, they are those of the current values of the arguments.
         """
         if self._deferred is None:
-            program, arrays = translated()(self._programs.forward(False)), self._arrays()
+            program: Any = translated()(self._programs.forward(False))
+            arrays = self._arrays()
             deferred = Deferred(lambda: program(*arrays, _fixed_key()))
             return [Output(deferred, i) for i in range(len(self._symbol.heads))]
         return list(self._outputs)

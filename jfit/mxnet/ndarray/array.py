@@ -174,8 +174,9 @@ class NDArray(MutableArray):
             return other  # type: ignore[return-value]
         if is_recording(self):
             copy = self._kind(jax.device_put(self.value, Context(other).device))
-            copy._entry = mode.tape, mode.tape.add_leaf(copy, copy.value, "link")
-            mode.tape.sources[copy._entry[1]] = origin(self)
+            tape: Any = mode.tape
+            copy._entry = tape, tape.add_leaf(copy, copy.value, "link")
+            tape.sources[copy._entry[1]] = origin(self)
             return copy
         return self._kind(jax.device_put(self.copy().value, Context(other).device))
 

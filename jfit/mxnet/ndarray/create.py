@@ -177,8 +177,8 @@ def arange(
         [1.0, 1.0, 2.0, 2.0]
     """
     first, last = (0, start) if stop is None else (start, stop)
-    exact = dtype if np.dtype(dtype).kind == "i" else None  # start and step are truncated first
-    return array(np.repeat(np.arange(first, last, step, exact), repeat), ctx, dtype)
+    exact: Any = dtype if np.dtype(dtype).kind == "i" else None  # start and step are truncated first
+    return array(np.repeat(np.arange(first, last, step, dtype=exact), repeat), ctx, dtype)
 
 
 def linspace(start: float, stop: float, num: int, endpoint: bool = True, ctx: Any = None, dtype: Any = "float32") -> NDArray:
