@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 
@@ -102,8 +102,24 @@ def reset_np() -> None:
     set_np(shape=False, array=False)
 
 
-@contextlib.contextmanager
-def np_shape(active: bool = True) -> Iterator[None]:
+class _Scope(contextlib.ContextDecorator):
+    """Context manager and decorator that can be entered again while it is entered."""
+
+    def __init__(self, active: bool = True) -> None:
+        self._active, self._before = bool(active), list[bool]()
+
+    def _set(self, active: bool) -> bool:
+        """Switch, and return the previous state."""
+        raise NotImplementedError
+
+    def __enter__(self) -> None:
+        self._before.append(self._set(self._active))
+
+    def __exit__(self, *exc: object) -> None:
+        self._set(self._before.pop())
+
+
+class np_shape(_Scope):
     """Context manager and decorator that switches NumPy shape semantics on or off.
 
     Args:
@@ -114,15 +130,12 @@ def np_shape(active: bool = True) -> Iterator[None]:
         ...     is_np_shape()
         True
     """
-    before = set_np_shape(active)
-    try:
-        yield
-    finally:
-        set_np_shape(before)
+
+    def _set(self, active: bool) -> bool:
+        return set_np_shape(active)
 
 
-@contextlib.contextmanager
-def np_array(active: bool = True) -> Iterator[None]:
+class np_array(_Scope):
     """Context manager and decorator that switches NumPy array semantics on or off.
 
     Args:
@@ -133,11 +146,10 @@ def np_array(active: bool = True) -> Iterator[None]:
         ...     is_np_array()
         True
     """
-    before, _state.array = _state.array, bool(active)
-    try:
-        yield
-    finally:
-        _state.array = before
+
+    def _set(self, active: bool) -> bool:
+        before, _state.array = _state.array, active
+        return before
 
 
 _NumpyArrayScope = np_array  # its name in MXNet

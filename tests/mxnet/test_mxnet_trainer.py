@@ -108,10 +108,10 @@ def test_the_store_follows_the_number_of_contexts_and_the_arguments():
         trainer.step(1)
         return getattr(trainer._kvstore, "type", None), trainer._update_on_kvstore
 
-    assert chosen() == (None, False)
+    assert chosen() == (None, None)
     assert chosen(TWO) == ("device", True)
     assert chosen(TWO, kvstore="local", update_on_kvstore=False) == ("local", False)
-    assert chosen(TWO, kvstore=None) == (None, False)
+    assert chosen(TWO, kvstore=None) == (None, None)
     assert chosen(kvstore="dist_sync") == ("dist_sync", True)
     assert chosen(kvstore="dist_sync", update_on_kvstore=False) == ("dist_sync", False)
 
