@@ -74,13 +74,13 @@ def set_recording(is_recording: bool) -> bool:
 
 
 def set_training(train_mode: bool) -> bool:
-    """Set training or prediction mode on this thread; `train_mode` and `predict_mode` do it for a block.
+    """Set training or prediction mode on this thread; `train_mode` and `predict_mode` set it for a `with` block.
 
     Args:
         train_mode: whether operators compute in training mode from now on.
 
     Returns:
-        Whether they did before.
+        True if it was training mode before.
 
     Example:
         >>> set_training(True), set_training(False)

@@ -654,16 +654,16 @@ def assert_allclose(a: Any, b: Any, rtol: float = 1e-07, atol: float = 0, equal_
 def assert_almost_equal_with_err(
     a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, etol: float | None = None, **options: Any
 ) -> None:
-    """Call `assert_almost_equal`, unless at most a fraction `etol` of the values is wrong.
+    """Assert that two arrays are almost equal, except for at most a fraction `etol` of the values.
 
     Args:
         a, b: NDArrays, NumPy arrays or numbers.
         rtol, atol: tolerances as in `assert_almost_equal`.
-        etol: the fraction, by default 0.
+        etol: fraction of the values that may be out of tolerance, by default 0.
         options: other arguments of `assert_almost_equal`.
 
     Raises:
-        AssertionError: more values are wrong.
+        AssertionError: more than this fraction is out of tolerance.
 
     Example:
         >>> assert_almost_equal_with_err(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 9.0]), etol=0.5)
@@ -870,7 +870,7 @@ class _Check:
         """Return arrays, given by position or name, by name."""
         values = values if isinstance(values, Mapping) else dict(zip(names, values, strict=False))
         if {*values} != {*names}:
-            raise ValueError(f"found values of {sorted(values)}, expected values of {sorted(names)}")
+            raise ValueError(f"found values for the names {sorted(values)}, expected values for {sorted(names)}")
         return {name: self.array(values[name]) for name in names}
 
     def gradients(self, before: Mapping[str, Any], stypes: Mapping[str, str] | None) -> dict[str, Any]:

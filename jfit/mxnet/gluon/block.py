@@ -219,7 +219,7 @@ class Block:
                 raise ValueError(f"{problem}. Pass ignore_extra=True to ignore it.")
 
     def save_params(self, filename: Any) -> None:
-        """Write the values by name without the prefix of the block; deprecated: use `save_parameters`."""
+        """Write the parameters to a file, by their names without the block's prefix; deprecated: use `save_parameters`."""
         warnings.warn("save_params is deprecated; use save_parameters, or export for a SymbolBlock.", stacklevel=2)
         self.collect_params().save(filename, strip_prefix=self.prefix)
 

@@ -98,7 +98,9 @@ class HybridBlock(Block):
 
     def optimize_for(self, x: Any, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
         """Raise ValueError: jfit has no backends for parts of a graph, because XLA compiles it all; use `hybridize`."""
-        raise ValueError(f"optimize_for(backend={backend!r}): XLA compiles the whole graph; call hybridize() instead")
+        raise ValueError(
+            f"optimize_for(backend={backend!r}) is not supported, because XLA compiles the whole graph; call hybridize()"
+        )
 
     def cast(self, dtype: Any) -> None:
         """Cast parameters and gradients of the block and all its descendants to a dtype."""
@@ -123,8 +125,8 @@ class HybridBlock(Block):
             x, args: NDArrays or Symbols (not both), also in nested lists and tuples.
 
         Raises:
-            ValueError: the arguments are both NDArrays and Symbols, or neither; hybridized: on several contexts, or in another
-                structure than those of the first call.
+            ValueError: the arguments mix NDArrays and Symbols, or contain neither; or the block is hybridized, and they are on
+                several contexts, or nested differently from those of the first call.
         """
         leaves = list(leaves_of((x, *args)))
         arrays, symbols = ([v for v in leaves if isinstance(v, kind)] for kind in (NDArray, Graph))
@@ -337,15 +339,15 @@ class SymbolBlock(HybridBlock):
         allow_missing: bool = False,
         ignore_extra: bool = False,
     ) -> SymbolBlock:
-        """Make a block of the files of `HybridBlock.export` or `Module.save_checkpoint`, of jfit or MXNet.
+        """Make a block from the files that `HybridBlock.export` or `Module.save_checkpoint` wrote, in jfit or MXNet.
 
         Args:
             symbol_file: path of the symbol.json file.
-            input_names: name of the input, or names.
-            param_file: path of the .params file; None: the parameters have no values.
+            input_names: name of the input, or list of names.
+            param_file: path of the .params file; None: the parameters get no values.
             ctx: context of the parameters, or a list.
-            allow_missing: whether parameters may be missing in the file.
-            ignore_extra: whether the file may have other arrays.
+            allow_missing: whether parameters may be missing from the file.
+            ignore_extra: whether the file may have arrays that are not parameters of the block.
 
         Returns:
             SymbolBlock.

@@ -125,7 +125,7 @@ class HingeLoss(_MarginLoss, _ElementwiseLoss):
 
 
 class SquaredHingeLoss(HingeLoss):
-    """The mean of max(0, margin - pred * label)^2, with labels -1 and 1."""
+    """The mean, for each sample, of max(0, margin - pred * label)^2; labels are -1 or 1."""
 
     def _elements(self, F: Any, pred: Any, label: Any) -> Any:
         return F.square(super()._elements(F, pred, label))

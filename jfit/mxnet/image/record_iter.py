@@ -125,7 +125,9 @@ class ImageRecordIter(MXDataIter, ImageRecords):
             save_arrays(path, {"mean_img": (total / rows).astype(np.float32)})
         image = np.asarray(dict(load_arrays(path))["mean_img"], "<f4")
         if image.shape != self.job.data_shape():
-            raise ValueError(f"mean_img: the image in {path} has shape {image.shape}, data_shape is {self.job.data_shape()}")
+            raise ValueError(
+                f"mean_img: the image in {path} has shape {image.shape}, expected data_shape {self.job.data_shape()}"
+            )
         return base64.b64encode(image.tobytes()).decode()
 
 

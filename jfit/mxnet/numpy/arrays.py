@@ -122,7 +122,7 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
 
 
 class ndarray(NDArray):
-    """A mutable array on a device with NumPy's semantics: indexing, shapes () and (0,), booleans, results of operators.
+    """A mutable array on a device that behaves as in NumPy: indexing, shapes () and (0,), bool results of comparisons.
 
     Args:
         value: JAX array, NumPy array or nested list.  `mx.np.array` is the usual constructor.

@@ -69,7 +69,7 @@ def function(name: str) -> Callable[..., Any]:
     """Return the function `mx.np.<name>`.
 
     Raises:
-        AttributeError: MXNet has no such function, or NumPy has it no longer.
+        AttributeError: MXNet has no such function, or NumPy has removed it.
 
     Example:
         >>> from jfit.mx import np

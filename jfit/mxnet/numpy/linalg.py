@@ -17,7 +17,7 @@ _HOST = "cond eig eigvals lstsq matrix_power matrix_rank multi_dot qr"  # JAX co
 
 
 def svd(a: Any) -> tuple[Any, ...]:
-    """Compute the singular value decomposition a = (u * s) @ v.
+    """Compute the singular value decomposition a = (u * s[..., None, :]) @ v.
 
     Args:
         a: ndarray (..., m, n).

@@ -78,7 +78,7 @@ class Call:
         return [pulled.get(i) for i in range(len(arrays))], new_aux
 
     def node(self, name: Any, inputs: Sequence[Entry], predict: bool) -> Node:
-        """Make a node of a graph; `predict`: it does not compute in training mode even if the graph does."""
+        """Make a node of a graph; `predict`: the node computes in prediction mode even if the graph is in training mode."""
         attrs = {k: v for k, v in self.params.items() if v is not None} | ({"__predict__": "1"} if predict else {})
         return Node(self.op, name, attrs, tuple(inputs))
 

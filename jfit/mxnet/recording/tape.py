@@ -178,5 +178,5 @@ def origin(array: Any) -> Any:
 
 
 def is_tracked(arrays: Sequence[Any]) -> bool:
-    """Return whether one of the arrays is a variable or was recorded."""
+    """Return whether any of the arrays is a variable (an array with a gradient), or was recorded."""
     return any([a._entry is not None or a._grad_req is not None for a in arrays])  # noqa: C419 (a list is faster)

@@ -181,7 +181,7 @@ def dynamic_unroll(
 
 # ------------------------------------------------------------------------------------------------ convolutional cells
 class ConvCell(GatedCell):
-    """Base of the convolutional cells, whose gates are W * x + b + U * h + d, with convolutions *.
+    """Base of the convolutional cells, whose gates are W * x + b + U * h + d, where * is convolution and b, d are biases.
 
     Args:
         input_shape: shape of the input of a step without the batch axis, such as (channels, height, width).
@@ -191,13 +191,13 @@ class ConvCell(GatedCell):
         i2h_pad: padding of the input's convolution.
         i2h_dilate: dilation of the input's convolution.
         h2h_dilate: dilation of the state's convolution.
-        inits: i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer.
+        inits: the initializers i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer.
         conv_layout: layout of the convolutions, such as "NCHW" (the default) or "NHWC".
-        activation: a name of the operator Activation, a block, or a function.
+        activation: a name that the operator Activation accepts, a block, or a function.
         kwargs: prefix and params, as for `mx.gluon.rnn.RecurrentCell`.
 
     Raises:
-        AssertionError: sizes for another number of axes, or an even h2h_kernel.
+        AssertionError: a size has the wrong number of axes, or h2h_kernel is even.
 
     Example:
         >>> import jfit.mx as mx

@@ -636,15 +636,15 @@ def get_model(name: str, **kwargs: Any) -> Any:
 
     Args:
         name: such as "resnet50_v2", "vgg16_bn", "densenet121", "squeezenet1.1", "inceptionv3", "mobilenetv2_0.5", "alexnet".
-        **kwargs: `classes` and the other arguments of the class of the net; `pretrained`: whether to load the weights of a
-            file in the folder `root` (see `get_model_file`; nothing is downloaded) on the contexts `ctx`, by default cpu().
+        **kwargs: `classes` and the other arguments of the net's class.  `pretrained`: whether to load the weights from a file
+            in the folder `root` (nothing is downloaded, see `get_model_file`).  `ctx`: contexts to load them on, by default cpu().
 
     Returns:
         HybridBlock with the blocks `features` and `output`.
 
     Raises:
         ValueError: there is no such net.
-        MissingFile: `pretrained`, and there is no file.
+        MissingFile: `pretrained` is true, and the folder has no file for this net.
 
     Example:
         >>> net = get_model("mobilenet0.25", classes=5, prefix="net_")

@@ -9,7 +9,7 @@ from jfit.mxnet.initializer import Constant
 
 
 class Activation(HybridBlock):
-    """y = f(x) for an activation function by name.
+    """y = f(x), where f is the activation function with the given name.
 
     Args:
         activation: "relu", "sigmoid", "tanh", "softrelu" or "softsign".
@@ -51,7 +51,7 @@ class LeakyReLU(_Unit):
     """y = x for x > 0, else alpha * x.
 
     Args:
-        alpha: slope for negative x, not negative itself.
+        alpha: slope for negative x, at least 0.
         **kwargs: prefix and params, as for `Block`.
 
     Raises:

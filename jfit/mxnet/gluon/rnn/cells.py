@@ -55,7 +55,7 @@ class RecurrentCell(Cell, Block):
 
     def state_info(self, batch_size: int = 0) -> list[Any]:
         """Return the shape and `__layout__` of each state, a list of dicts."""
-        raise NotImplementedError(f"{type(self).__name__} has no state_info, the list of its states' shapes")
+        raise NotImplementedError(f"{type(self).__name__} does not define state_info(), the shapes of its states")
 
     def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> States:
         """Return the initial states.

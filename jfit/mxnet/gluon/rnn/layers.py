@@ -177,9 +177,9 @@ class LSTM(Layer):
         hidden_size: size of the states and outputs of each direction.
         num_layers: number of layers; the inputs of each are the outputs of the previous one.
         layout: "TNC" (time, batch, features) or "NTC", of inputs and outputs.
-        dropout: in training, the fraction set to 0 of the outputs of every layer but the last.
+        dropout: fraction of the outputs of every layer but the last that is set to 0 in training.
         bidirectional: whether each layer runs in both directions of time; the features of its outputs are concatenated.
-        input_size: number of features of the input; 0: that of the first input.
+        input_size: number of features of the input; 0: taken from the first input.
         i2h_weight_initializer, h2h_weight_initializer, h2r_weight_initializer: initializers of the weights; None: that of
             `initialize`.
         i2h_bias_initializer, h2h_bias_initializer: initializers of the biases, "zeros" by default.
@@ -187,7 +187,7 @@ class LSTM(Layer):
         state_clip_min, state_clip_max: limits of the state c, if both are passed.
         state_clip_nan: whether NaN in the state c becomes 0 before it is clipped.
         dtype: dtype of parameters and initial states, float32 by default.
-        use_sequence_length: whether calls have the argument sequence_length.
+        use_sequence_length: whether calls take the argument sequence_length.
         prefix, params: as for `Block`.
 
     Raises:

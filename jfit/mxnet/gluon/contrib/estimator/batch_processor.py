@@ -30,7 +30,7 @@ class BatchProcessor:
         Args:
             estimator: the Estimator.
             val_batch: (data, labels).
-            batch_axis: axis of the rows, which are split over the contexts.
+            batch_axis: the batch axis, along which data and labels are split over the contexts.
 
         Returns:
             (data, labels, outputs, losses), lists with one NDArray per context.

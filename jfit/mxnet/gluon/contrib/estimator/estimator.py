@@ -117,7 +117,7 @@ class Estimator:
 
         Args:
             val_data: DataLoader of (data, labels).
-            batch_axis: axis of the rows, which are split over the contexts.
+            batch_axis: the batch axis, along which data and labels are split over the contexts.
             event_handlers: handler or list of them; a MetricHandler and a LoggingHandler are added if there are none.
 
         Raises:
@@ -152,7 +152,7 @@ class Estimator:
             epochs, batches: the number; pass one of them.
             event_handlers: handler or list of them; a StoppingHandler is added, and a GradientUpdateHandler, MetricHandler,
                 ValidationHandler (with `val_data`) and LoggingHandler if there are none.
-            batch_axis: axis of the rows, which are split over the contexts.
+            batch_axis: the batch axis, along which data and labels are split over the contexts.
 
         Raises:
             ValueError: a loader or handler of another class, both or none of `epochs` and `batches`, or metrics that are not

@@ -198,12 +198,12 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
     """Log the metrics, learning rate and times with `estimator.logger`.
 
     Args:
-        log_interval: "epoch", or also after every so many batches.
-        metrics: the metrics.
-        priority: see the module.
+        log_interval: "epoch" to log once per epoch, or an int n to log every n batches as well.
+        metrics: the metrics to log.
+        priority: order among the handlers of an event; lower ones run first.
 
     Raises:
-        ValueError: another `log_interval`.
+        ValueError: `log_interval` is neither "epoch" nor an int.
     """
 
     batch_index = current_epoch = processed_samples = 0

@@ -183,12 +183,13 @@ class ImageFolderDataset(Dataset):
     """Image files in one folder per class, `root/class/image.jpg`: samples (image (height, width, channels) uint8, label).
 
     Args:
-        root: the folder; others than folders in it, and others than .jpg, .jpeg and .png in these, are ignored with a warning.
+        root: the folder of the class folders.  Anything else in it is ignored with a warning, and so are files in a class
+            folder that are not .jpg, .jpeg or .png.
         flag: 1 for three channels, 0 for one (gray).
         transform: function of image and label, applied to each sample.
 
     Attributes:
-        synsets: names of the classes, sorted; the label is the position.
+        synsets: names of the classes, sorted; the label of an image is the index of its class in this list.
         items: list of (path, label), sorted.
 
     Raises:

@@ -196,15 +196,15 @@ class Rotate(Block):
 
 
 class RandomRotation(Block):
-    """Rotate as `Rotate` by a random angle.
+    """Rotate an image by a random angle, as `Rotate` does.
 
     Args:
-        angle_limits: (low, high) of the uniform angle in degrees.
+        angle_limits: (low, high); the angle is uniform between them, in degrees.
         zoom_in, zoom_out: as for `Rotate`.
-        rotate_with_proba: probability to rotate at all.
+        rotate_with_proba: probability that an image is rotated.
 
     Raises:
-        ValueError: not low < high, or not a probability.
+        ValueError: low is not less than high, or rotate_with_proba is not between 0 and 1.
     """
 
     def __init__(
@@ -274,10 +274,10 @@ class RandomHue(_Jitter):
 
 
 class RandomColorJitter(_Operator):
-    """Random brightness, contrast and saturation (factors 1 ± amount) and hue (0 ± amount), in a random order.
+    """Change brightness, contrast and saturation by factors in 1 ± amount, hue by a shift in 0 ± amount, in random order.
 
     Args:
-        brightness, contrast, saturation, hue: the amounts; 0 leaves it out.
+        brightness, contrast, saturation, hue: the amounts; a change with amount 0 is skipped.
     """
 
     def __init__(self, brightness: float = 0, contrast: float = 0, saturation: float = 0, hue: float = 0) -> None:
