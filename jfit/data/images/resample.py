@@ -97,7 +97,7 @@ def _mixed(image: np.ndarray, places: np.ndarray, weights: np.ndarray, axis: int
 
 @functools.lru_cache(maxsize=256)
 def _taps(old: int, new: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (indices, weights float32), both (new, taps): a new pixel is the sum of the old ones at `indices` times `weights`."""
+    """Return (indices, weights float32), (new, taps) each: a new pixel is the sum of weights * old[indices]."""
     scale, number = old / new, np.arange(new)
     if kind == NEAREST:
         places, weights = np.floor(number * scale)[:, None], np.ones((new, 1))

@@ -637,7 +637,7 @@ def get_model(name: str, **kwargs: Any) -> Any:
     Args:
         name: such as "resnet50_v2", "vgg16_bn", "densenet121", "squeezenet1.1", "inceptionv3", "mobilenetv2_0.5", "alexnet".
         **kwargs: `classes` and the other arguments of the net's class.  `pretrained`: whether to load the weights from a file
-            in the folder `root` (nothing is downloaded, see `get_model_file`).  `ctx`: contexts to load them on, by default cpu().
+            in the folder `root` (nothing is downloaded, see `get_model_file`).  `ctx`: contexts for them, by default cpu().
 
     Returns:
         HybridBlock with the blocks `features` and `output`.
