@@ -73,12 +73,15 @@ class Binding:
         one = isinstance(context, Context) or not isinstance(context, (list, tuple))  # a Context is a tuple, too
         self.context = [cpu() if context is None else context] if one else list(context)
         devices = [c.device if isinstance(c, Context) else c for c in self.context]
-        self.devices = list(dict.fromkeys(devices))  # the slices of a device that is listed twice are one slice
         self.groups = [] if group2ctxs is None else replica_groups(symbol, group2ctxs, self.context)
+        # the slices of a device that is listed twice are one slice, unless each has devices of its own for its groups
+        self.devices = devices if self.groups else list(dict.fromkeys(devices))
         workloads = [1] * len(devices) if workloads is None else list(workloads)
         if len(workloads) != len(devices):
             raise ValueError(f"work_load_list has {len(workloads)} entries for {len(devices)} devices")
-        self._workloads = [sum(w for w, d in zip(workloads, devices, strict=True) if d == own) for own in self.devices]
+        if not self.groups:
+            workloads = [sum(w for w, d in zip(workloads, devices, strict=True) if d == own) for own in self.devices]
+        self._workloads = workloads
         self.arguments, self.aux = symbol.list_arguments(), symbol.list_auxiliary_states()
         self.data_names = self._checked_names(data_names, "data")
         self.label_names = self._checked_names(label_names, "label", must=False)
