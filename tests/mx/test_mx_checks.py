@@ -16,6 +16,8 @@ DIFFERENCES = [
 ]
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2}
 CASES = [(name, check) for name in suite.files() for check in suite.checks_of(name)]
+SLOW = ("gluon_nn", "gluon_rnn", "gluon_rnn_training", "np_functions")  # they compile the most programs
+MARKED = [pytest.param(n, c, id=f"{n}-{c}", marks=[pytest.mark.slow] if n in SLOW else []) for n, c in CASES]
 
 
 def same(found, recorded):
@@ -41,7 +43,7 @@ def same(found, recorded):
     return None if found == recorded else f"{found!r}, MXNet: {recorded!r}"
 
 
-@pytest.mark.parametrize(("name", "check"), CASES, ids=[f"{n}-{c}" for n, c in CASES])
+@pytest.mark.parametrize(("name", "check"), MARKED)
 def test_check_agrees_with_mxnet(name, check, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some checks save files
     recorded = json.loads((suite.GOLDEN / f"{name}.json").read_text())[check]
