@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from jfit.formats import complete_file
 from jfit.graph.compose import STORAGE_TYPES
 from jfit.mxnet import files, initializer
 from jfit.mxnet.array_types import ArrayTypes
@@ -290,7 +289,7 @@ def load_checkpoint(prefix: str, epoch: int) -> tuple[Symbol, dict[str, NDArray]
         >>> load_checkpoint("nets", 1)[1]["w"].shape
         (2,)
     """
-    return load(complete_file(f"{prefix}-symbol.json")), *load_params(prefix, epoch)
+    return load(f"{prefix}-symbol.json"), *load_params(prefix, epoch)
 
 
 def load_params(prefix: str, epoch: int) -> tuple[dict[str, NDArray], dict[str, NDArray]]:

@@ -498,15 +498,11 @@ class Module(BaseModule):
     def save_checkpoint(
         self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
     ) -> None:
-        """Write `prefix-symbol.json`, `prefix-%04d.params` and optionally `prefix-%04d.states`, in MXNet's formats.
-
-        The files replace existing ones together: if the disk is full, or the process dies, all are old or all are new.
-        """
-        with files.replaced_together(prefix):
-            files.save_checkpoint(prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast)
-            if save_optimizer_states:
-                self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
-                logging.info('Saved optimizer state to "%s"', f"{prefix}-{epoch:04d}.states")
+        """Write `prefix-symbol.json`, `prefix-%04d.params` and optionally `prefix-%04d.states`, in MXNet's formats."""
+        files.save_checkpoint(prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast)
+        if save_optimizer_states:
+            self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
+            logging.info('Saved optimizer state to "%s"', f"{prefix}-{epoch:04d}.states")
 
     @classmethod
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Any:
