@@ -11,12 +11,11 @@ from typing import Any
 
 from jfit.formats import complete_file
 from jfit.graph.compose import STORAGE_TYPES
-from jfit.mxnet import files, initializer
+from jfit.mxnet import feedforward, files, initializer
 from jfit.mxnet.array_types import ArrayTypes
 from jfit.mxnet.callback import BatchEndParam as BatchEndParam
 from jfit.mxnet.context import current_context
 from jfit.mxnet.errors import translated
-from jfit.mxnet.feedforward import feedforward
 from jfit.mxnet.files import save_checkpoint as save_checkpoint
 from jfit.mxnet.gluon import parameter as parameter
 from jfit.mxnet.gluon import parameter_dict
@@ -243,10 +242,6 @@ class FeedForwardModule(Module, feedforward.FeedForwardModule):
     """The Module with which FeedForward trains as MXNet's Python package does."""
 
 
-class JuliaModule(FeedForwardModule, feedforward.JuliaModule):
-    """The Module with which FeedForward trains as MXNet.jl does."""
-
-
 class FeedForwardBucketingModule(BucketingModule, feedforward.FeedForwardBucketingModule):
     """The BucketingModule with which FeedForward trains when its symbol is a function of the bucket key."""
 
@@ -267,7 +262,7 @@ class FeedForward(feedforward.FeedForward):
     """
 
     arrays = NDARRAYS
-    _python_module, julia_module, _bucket_module = FeedForwardModule, JuliaModule, FeedForwardBucketingModule
+    _python_module, _bucket_module = FeedForwardModule, FeedForwardBucketingModule
 
 
 def load_checkpoint(prefix: str, epoch: int) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:

@@ -29,7 +29,7 @@ from jfit.parallel.workers import check_same, from_main, sum_over_processes
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.reduce import get as get_reduce
 
-# parameters with more elements are not updated in a 'local' store by MXNet's Python API; MXNet.jl picks another type
+# parameters with more elements are not updated in a 'local' store
 BIG = 16 * 1024 * 1024
 TYPES = (
     *("local", "device", "nccl", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device"),
@@ -596,34 +596,6 @@ def select(
     store = make(kvstore) if isinstance(kvstore, str) else kvstore
     check_spans_job(store, kvstore)
     return store, update and store.is_capable(KVStoreBase.OPTIMIZER)
-
-
-def select_julia(kvstore: Any, num_device: int, arg_params: Mapping[str, Any]) -> tuple[Any, bool]:
-    """Choose the key-value store, and whether it updates the weights, as MXNet.jl does.
-
-    Args:
-        kvstore: None, a type name, or a store.  `local` becomes `local_update_cpu` if every parameter has fewer than 16M
-            elements, else `local_allreduce_cpu`; `local_allreduce` stores only sum gradients.
-        num_device: number of devices; for one device there is no store, unless the type is a `dist` one.
-        arg_params: parameters by name.
-
-    Returns:
-        (store or None, whether the store updates the weights).
-
-    Example:
-        >>> store, update = select_julia("local", 2, {"w": np.zeros(3)})
-        >>> store.type, update
-        ('local_update_cpu', True)
-
-    Source: MXNet.jl, `model.jl`.
-    """
-    if isinstance(kvstore, str):
-        kvstore = kvstore.lstrip(":")
-        if kvstore == "local":
-            kvstore = "local_update_cpu" if _largest_size(arg_params) < BIG else "local_allreduce_cpu"
-            kvstore = None if num_device == 1 else kvstore
-    store, _ = select(kvstore, num_device, arg_params)
-    return store, store is not None and "local_allreduce" not in store.type
 
 
 def _largest_size(arrays: Mapping[str, Any]) -> int:
