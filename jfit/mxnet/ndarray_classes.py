@@ -92,12 +92,11 @@ class KVStore(store.KVStore):
     _updater_class = Updater
 
 
-def create(name: str = "local", reduce: Any = None) -> store.KVStoreBase:
+def create(name: str = "local") -> store.KVStoreBase:
     """Create a key-value store of NDArrays by type name, as `jfit.mxnet.kvstore.create` does.
 
     Args:
         name: type such as "local", "device" or "dist_sync".
-        reduce: how the training step of a `Module` reduces gradients over devices, such as "ordered" (see `jfit.KVStore`).
 
     Returns:
         KVStore, or the class registered under `name`.
@@ -106,7 +105,7 @@ def create(name: str = "local", reduce: Any = None) -> store.KVStoreBase:
         >>> create("local_update_cpu").type
         'local_update_cpu'
     """
-    return store.create(name, KVStore, reduce=reduce)
+    return store.create(name, KVStore)
 
 
 # ------------------------------------------------------------------------------------------------ mx.gluon
