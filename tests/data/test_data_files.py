@@ -106,22 +106,6 @@ def test_a_restored_position_continues_with_the_same_batches(kind, size, epochs,
     assert rest_and_next(fresh) == rest_and_next(it)
 
 
-def test_bucketed_sentences_continue_from_a_saved_position():
-    rng = np.random.RandomState(0)
-    sentences = [list(rng.randint(1, 9, rng.randint(1, 8))) for _ in range(60)]
-    make = lambda seed=5: mx.rnn.BucketSentenceIter(sentences, 4, buckets=[3, 5, 7], invalid_label=0, seed=seed)  # noqa: E731
-    for before in (0, 3, 12):
-        it = make()
-        for _ in range(before):
-            it.next()
-        fresh = make()
-        fresh.load_state_dict(decode(json.loads(json.dumps(encode(it.state_dict())))))
-        assert rest_and_next(fresh) == rest_and_next(it)
-    assert rest_and_next(make()) != rest_and_next(make(6))
-    with pytest.raises(ValueError, match="the saved position is of buckets with"):
-        make().load_state_dict(mx.rnn.BucketSentenceIter(sentences[:40], 4, buckets=[3, 5, 7]).state_dict())
-
-
 def test_positions_of_other_data_raise(folder):
     small = makers(folder)
     with pytest.raises(ValueError, match=r"the saved position is of {'bytes': \[1, 2\]}, this iterator has {'bytes'"):
