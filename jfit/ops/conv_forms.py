@@ -10,6 +10,7 @@ weight gradients only for some arrangements of the axes.  `python -m benchmarks.
 - depthwise convolutions: a sum over kernel entries of shifted data times weight
 - 3-D convolutions: the kernel entries along the first axis become channels of a 2-D convolution
 - groups: dense convolutions of several groups each, with zeros in the weight between groups
+- few channels: neighbouring columns of the output become filters
 - the gradients of data and weight: see `_Product`
 
 All functions here use channels-last data (batch, *sizes, channels) and weights (*kernel, channels / groups, filters).
@@ -36,6 +37,7 @@ MAX_BLOCKS = 8  # dense convolutions per grouped one; each adds to the compile t
 MAX_SLICES = 16  # at most, of the batch in a weight gradient: sums over a slice are short enough for the cache
 SLICE_ROWS = 8  # rows per slice, at least: they are the channels of a convolution, of which a vector has eight
 SLICE_POSITIONS = 512  # output positions per slice, at least
+NARROW = 16  # channels up to which, if input and output have no more, XLA does not use its packed kernels
 
 
 class Window(NamedTuple):
@@ -241,10 +243,54 @@ class _Product(NamedTuple):
         return forward, to_data, to_weight
 
 
+def _packed(data: Array, weight: Array, window: Window) -> Array:
+    """Convolve 2-D data in the arrangement for which XLA's packed kernels are fastest; other data as it is."""
+    kernel, (channels, filters) = weight.shape[:-2], weight.shape[-2:]
+    if len(kernel) != 2:
+        return conv(data, weight, window)
+    outputs = window.output(data.shape[1:-1], kernel)
+    columns = _columns(channels, filters, outputs[1]) if window.dilate[1] == 1 else 1
+    if columns > 1:
+        step, low = window.stride[1], window.pads[1][0]
+        shifts = [(step * k, step * (columns - 1 - k)) for k in range(columns)]
+        shifted = [jnp.pad(weight, ((0, 0), shift, (0, 0), (0, 0))) for shift in shifts]
+        pads = (window.pads[0], (low, step * (outputs[1] - 1) + kernel[1] - data.shape[2] - low))
+        wide = Window((window.stride[0], step * columns), pads, window.dilate)
+        return _packed(data, jnp.concatenate(shifted, -1), wide).reshape(-1, *outputs, filters)
+    if max(channels, filters) <= NARROW:
+        return conv(data, weight, window)
+    # They take twice as long for data without any padding: compute one position more, of padding, and cut it off.
+    bare = _bare(window.pads, kernel)
+    window = window._replace(
+        pads=tuple((low, high + s * b) for (low, high), s, b in zip(window.pads, window.stride, bare, strict=True))
+    )
+    # The last 49 to 63 filters of a kernel's 64 take up to twice as long as 64.
+    spare = -filters % 16 if filters % 64 > 48 else 0
+    out = conv(data, jnp.pad(weight, ((0, 0),) * 3 + ((0, spare),)), window)
+    return out[:, : outputs[0], : outputs[1], :filters]
+
+
+def _columns(channels: int, filters: int, width: int) -> int:
+    """Return how many neighbouring columns of the output become filters, each with the kernel shifted by its column.
+
+    With few channels and filters XLA does not use its packed kernels; with more filters it does, which is faster although the
+    kernel gets wider by zeros.
+    """
+    least = 64 if channels <= 4 else 32
+    counts = (n for n in (8, 4, 2) if width % n == 0 and NARROW < n * filters < 2 * least)
+    return next(counts, 1) if max(channels, filters) <= NARROW else 1
+
+
+def _bare(pads: tuple[tuple[int, int], ...], kernel: tuple[int, ...]) -> tuple[int, ...]:
+    """Return 1 for the axis that gets a position of padding, else 0; no axis does if there is some padding already."""
+    wide = [axis for axis, n in enumerate(kernel) if n > 1]
+    return tuple(int(wide[:1] == [axis] and not any(map(any, pads))) for axis in range(len(kernel)))
+
+
 def _dense_forward(static: _Static, data: Array, weight: Array) -> Array:
     window = static.window
     few = data.shape[-1] <= 4 and len(window.stride) == 2 and min(window.stride) > 1 and set(window.dilate) == {1}
-    return _strided(static, data, weight) if few else conv(data, weight, window)
+    return _strided(static, data, weight) if few else _packed(data, weight, window)
 
 
 def _strided(static: _Static, data: Array, weight: Array) -> Array:
@@ -261,36 +307,73 @@ def _strided(static: _Static, data: Array, weight: Array) -> Array:
     )
     weight = weight.reshape(taps[0], stride[0], taps[1], stride[1], channels, -1).transpose(0, 2, 1, 3, 4, 5)
     plain = Window((1, 1), ((0, 0), (0, 0)), (1, 1))
-    return conv(data.reshape(-1, *counts, math.prod(stride) * channels), weight.reshape(*taps, -1, weight.shape[-1]), plain)
+    return _packed(data.reshape(-1, *counts, math.prod(stride) * channels), weight.reshape(*taps, -1, weight.shape[-1]), plain)
 
 
 def _dense_to_data(static: _Static, grad: Array, weight: Array) -> Array:
+    (stride, pads, dilate), sizes, kernel = static
+    if len(kernel) == 2 and {*stride, *dilate} == {1}:
+        reverse = tuple((k - 1 - low, k - 1 - high) for k, (low, high) in zip(kernel, pads, strict=True))
+        weight_back = jnp.swapaxes(jnp.flip(weight, (0, 1)), 2, 3)
+        if sizes[0] > grad.shape[1]:
+            return _by_rows(grad, weight_back, reverse)
+        return _packed(grad, weight_back, Window(stride, reverse, dilate))
     data, _ = varying_alike(jnp.zeros((grad.shape[0], *static.sizes, weight.shape[-2]), grad.dtype), grad)
     return jax.linear_transpose(lambda x: conv(x, weight, static.window), data)(grad)[0]
+
+
+def _by_rows(data: Array, weight: Array, pads: tuple[tuple[int, int], ...]) -> Array:
+    """Convolve with stride 1: the rows of the kernel become filters, whose outputs are added with a shift.
+
+    The output has more rows than the data, so that the rows of padding would take as long as those of data.
+    """
+    (high, wide, inputs, filters), (low, above) = weight.shape, pads[0]
+    data = lax.pad(data, jnp.zeros((), data.dtype), ((0, 0, 0), (0, 0, 0), (*pads[1], 0), (0, 0, 0)))
+    weight = jnp.moveaxis(weight, 0, 2).reshape(1, wide, inputs, high * filters)
+    parts = jnp.split(_packed(data, weight, Window((1, 1), ((0, 0), (0, 0)), (1, 1))), high, -1)
+    zero = jnp.zeros((), data.dtype)
+    shifts = [((0, 0, 0), (low - t, above - high + 1 + t, 0), (0, 0, 0), (0, 0, 0)) for t in range(high)]
+    return functools.reduce(jnp.add, [lax.pad(part, zero, shift) for part, shift in zip(parts, shifts, strict=True)])
 
 
 def _dense_to_weight(static: _Static, data: Array, grad: Array) -> Array:
     """Weight gradient, summed over slices of the batch: a convolution with channels as batch and batch rows as channels."""
     (stride, pads, dilate), sizes, kernel = static
-    outputs, dims = grad.shape[1:-1], len(stride)
+    outputs, dims, filters = grad.shape[1:-1], len(stride), grad.shape[-1]
+    columns = _columns(NARROW, filters, outputs[-1]) if dims == 2 and dilate[1] == 1 else 1
+    if columns > 1:
+        step, wide = stride[1], kernel[1]
+        static = _Static(Window((stride[0], step * columns), pads, dilate), sizes, (kernel[0], wide + step * (columns - 1)))
+        grad = grad.reshape(-1, outputs[0], outputs[1] // columns, columns * filters)
+        parts = jnp.split(_dense_to_weight(static, data, grad), columns, -1)
+        return functools.reduce(jnp.add, [lax.slice_in_dim(w, step * k, step * k + wide, 1, 1) for k, w in enumerate(parts)])
     around = tuple(
         (low, d * (k - 1) + s * (o - 1) + 1 - n - low)
         for (low, _), d, k, s, o, n in zip(pads, dilate, kernel, stride, outputs, sizes, strict=True)
     )
 
+    bare = _bare(around, kernel) if dims == 2 else (0,) * dims
+    around = tuple((low, high + s * b) for (low, high), s, b in zip(around, stride, bare, strict=True))  # meets zeros in `part`
+
     def part(x: Array, y: Array) -> Array:
         # Without the barriers XLA folds the transposes into the convolution, and then does not use its fast kernel for it.
         x = lax.optimization_barrier(jnp.transpose(x, (dims + 1, *range(1, dims + 1), 0)))
-        y = lax.optimization_barrier(jnp.moveaxis(y, 0, -2))
+        y = jnp.pad(jnp.moveaxis(y, 0, -2), [*((0, b) for b in bare), (0, 0), (0, 0)])
+        y = lax.optimization_barrier(y)
         return conv(x, y, Window(dilate, around, stride))  # (channels, *kernel, filters)
 
     slices = _slices(data.shape[0], math.prod(outputs)) if dims == 2 else 1
     if slices == 1:
         return jnp.moveaxis(part(data, grad), 0, -2)
-    split = tuple(v.reshape(slices, -1, *v.shape[1:]) for v in (data, grad))
+    rows = data.shape[0] // slices
     zeros, _ = varying_alike(jnp.zeros((data.shape[-1], *kernel, grad.shape[-1]), data.dtype), data)
+
+    def add(total: Array, start: Array) -> tuple[Array, None]:
+        # Slices of the arrays as they are: for reshaped ones, which scan could slice, XLA would compute the arrays again.
+        return total + part(*(lax.dynamic_slice_in_dim(v, start, rows) for v in (data, grad))), None
+
     # A loop, because its body is compiled once; written out, the slices take several times as long to compile.
-    total, _ = lax.scan(lambda total, xy: (total + part(*xy), None), zeros, split)
+    total, _ = lax.scan(add, zeros, rows * jnp.arange(slices))
     return jnp.moveaxis(total, 0, -2)
 
 
