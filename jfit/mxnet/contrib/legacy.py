@@ -48,26 +48,7 @@ def TrainingStateScope(enter_state: bool) -> Any:
     return autograd.record() if enter_state else autograd.pause()
 
 
-def train_section() -> Any:
-    """Context manager for code to differentiate, see `mx.autograd.record`.
-
-    Example:
-        >>> with train_section():
-        ...     autograd.is_recording()
-        True
-    """
-    return TrainingStateScope(True)
-
-
-def test_section() -> Any:
-    """Context manager for code within a `train_section` that is not differentiated, see `mx.autograd.pause`.
-
-    Example:
-        >>> with train_section(), test_section():
-        ...     autograd.is_recording()
-        False
-    """
-    return TrainingStateScope(False)
+train_section, test_section = autograd.record, autograd.pause  # with these names in the first versions of MXNet
 
 
 def backward(outputs: Sequence[NDArray], out_grads: Any = None, retain_graph: bool = False) -> None:
