@@ -198,9 +198,6 @@ def check_det_augmenters(mx):
         "multi": len(multi.aug_list),
         "multi skip": multi.skip_prob,
         "multi settings": [[a.min_object_covered, list(a.area_range), a.max_attempts] for a in multi.aug_list],
-        "borrow of a number": raised(mx.image.DetBorrowAug, 3),
-        "select of a number": raised(mx.image.DetRandomSelectAug, [3]),
-        "base": raised(mx.image.DetAugmenter(), image, det_label()),
         "unequal lists": raised(mx.image.CreateMultiRandCropAugmenter, [0.1, 0.2], [(0.5, 1)] * 3),
         "base dumps": mx.image.DetAugmenter(a=mx.nd.ones(2), b=np.ones(1)).dumps(),
     }
