@@ -341,40 +341,40 @@ def _dense_to_weight(static: _Static, data: Array, grad: Array) -> Array:
     (stride, pads, dilate), sizes, kernel = static
     outputs, dims, filters = grad.shape[1:-1], len(stride), grad.shape[-1]
     columns = _columns(NARROW, filters, outputs[-1]) if dims == 2 and dilate[1] == 1 else 1
-    if columns > 1:
-        step, wide = stride[1], kernel[1]
-        static = _Static(Window((stride[0], step * columns), pads, dilate), sizes, (kernel[0], wide + step * (columns - 1)))
-        grad = grad.reshape(-1, outputs[0], outputs[1] // columns, columns * filters)
-        parts = jnp.split(_dense_to_weight(static, data, grad), columns, -1)
-        return functools.reduce(jnp.add, [lax.slice_in_dim(w, step * k, step * k + wide, 1, 1) for k, w in enumerate(parts)])
+    step, wide = stride[-1], kernel[-1]
+    if columns > 1:  # the weight of one column later is `step` columns further
+        kernel = (kernel[0], wide + step * (columns - 1))
+        stride, outputs = (stride[0], step * columns), (outputs[0], outputs[1] // columns)
     around = tuple(
         (low, d * (k - 1) + s * (o - 1) + 1 - n - low)
         for (low, _), d, k, s, o, n in zip(pads, dilate, kernel, stride, outputs, sizes, strict=True)
     )
-
     bare = _bare(around, kernel) if dims == 2 else (0,) * dims
     around = tuple((low, high + s * b) for (low, high), s, b in zip(around, stride, bare, strict=True))  # meets zeros in `part`
 
     def part(x: Array, y: Array) -> Array:
         # Without the barriers XLA folds the transposes into the convolution, and then does not use its fast kernel for it.
         x = lax.optimization_barrier(jnp.transpose(x, (dims + 1, *range(1, dims + 1), 0)))
+        y = y.reshape(-1, *outputs, columns * filters)
         y = jnp.pad(jnp.moveaxis(y, 0, -2), [*((0, b) for b in bare), (0, 0), (0, 0)])
         y = lax.optimization_barrier(y)
         return conv(x, y, Window(dilate, around, stride))  # (channels, *kernel, filters)
 
-    slices = _slices(data.shape[0], math.prod(outputs)) if dims == 2 else 1
-    if slices == 1:
-        return jnp.moveaxis(part(data, grad), 0, -2)
+    slices = _slices(data.shape[0], math.prod(grad.shape[1:-1])) if dims == 2 else 1
     rows = data.shape[0] // slices
-    zeros, _ = varying_alike(jnp.zeros((data.shape[-1], *kernel, grad.shape[-1]), data.dtype), data)
 
     def add(total: Array, start: Array) -> tuple[Array, None]:
         # Slices of the arrays as they are: for reshaped ones, which scan could slice, XLA would compute the arrays again.
         return total + part(*(lax.dynamic_slice_in_dim(v, start, rows) for v in (data, grad))), None
 
-    # A loop, because its body is compiled once; written out, the slices take several times as long to compile.
-    total, _ = lax.scan(add, zeros, rows * jnp.arange(slices))
-    return jnp.moveaxis(total, 0, -2)
+    if slices == 1:
+        total = part(data, grad)
+    else:
+        total, _ = varying_alike(jnp.zeros((data.shape[-1], *kernel, columns * filters), data.dtype), data)
+        # A loop, because its body is compiled once; written out, the slices take several times as long to compile.
+        total, _ = lax.scan(add, total, rows * jnp.arange(slices))
+    shifted = enumerate(jnp.split(jnp.moveaxis(total, 0, -2), columns, -1))
+    return functools.reduce(jnp.add, [lax.slice_in_dim(w, step * k, step * k + wide, 1, dims - 1) for k, w in shifted])
 
 
 def _slices(rows: int, positions: int) -> int:
