@@ -1,4 +1,6 @@
-"""Convolutions of many shapes: forward pass and both gradients, jfit against torch, CPU milliseconds on one core.
+"""Convolutions of many shapes: forward pass and both gradients, CPU milliseconds on one core.
+
+Compares jfit's operator with one `lax.conv_general_dilated` and its gradients ("plain"), and with torch if it is installed.
 
     python -m benchmarks.convolutions [--only TEXT] [--markdown FILE]
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -62,7 +65,10 @@ class Case:
 def _images() -> list[Case]:
     return [
         Case("LeNet 1", 128, 1, (28, 28), 20, (5, 5)),
+        Case("LeNet-5 1", 128, 1, (28, 28), 6, (5, 5), pad=2),
+        Case("LeNet-5 2", 128, 6, (14, 14), 16, (5, 5)),
         Case("LeNet 2", 128, 20, (12, 12), 50, (5, 5)),
+        Case("ResNet-20 stem", 128, 3, (32, 32), 16, (3, 3), pad=1),
         Case("ResNet-20 stage 1", 128, 16, (32, 32), 16, (3, 3), pad=1),
         Case("ResNet-20 stage 2", 128, 32, (16, 16), 32, (3, 3), pad=1),
         Case("ResNet-20 stage 3", 128, 64, (8, 8), 64, (3, 3), pad=1),
@@ -76,6 +82,8 @@ def _images() -> list[Case]:
         Case("ResNet-50 last", 8, 512, (7, 7), 512, (3, 3), pad=1),
         Case("VGG 1", 8, 3, (64, 64), 64, (3, 3), pad=1),
         Case("AlexNet stem", 8, 3, (112, 112), 64, (11, 11), 4, 2),
+        Case("no padding", 128, 32, (18, 18), 32, (3, 3)),
+        Case("8 channels", 128, 8, (32, 32), 8, (3, 3), pad=1),
         Case("Inception 1x7", 32, 32, (17, 17), 32, (1, 7), pad=(0, 3)),
         Case("Inception 7x1", 32, 32, (17, 17), 32, (7, 1), pad=(3, 0), reason="column"),
         Case("patches 8x8", 32, 3, (64, 64), 128, (8, 8), 8),
@@ -144,7 +152,7 @@ def _transposed() -> list[Case]:
 
 
 def cases() -> list[Case]:
-    """The 60 convolutions."""
+    """The 65 convolutions."""
     return [*_images(), *_wide(), *_groups(), *_other_axes(), *_transposed()]
 
 
@@ -163,8 +171,8 @@ def milliseconds(f: Callable[[], Any], seconds: float = 0.05, repeats: int = 3) 
     return 1e3 * min(means)
 
 
-def jfit_times(case: Case) -> list[float]:
-    """Milliseconds of (forward, data gradient, weight gradient) of jfit's operator."""
+def jfit_times(case: Case, plain: bool) -> list[float]:
+    """Milliseconds of (forward, data gradient, weight gradient) of jfit's operator, or of the plain convolution."""
     import jax
     import jax.numpy as jnp
 
@@ -178,7 +186,7 @@ def jfit_times(case: Case) -> list[float]:
     data = jnp.transpose(data, (0, 2, 3, 1)) if last else data
 
     def forward(data: Any, weight: Any) -> Any:
-        return op.fn(Ctx(channels_last=last), params, data, weight)
+        return op.fn(Ctx(channels_last=last, plain=plain), params, data, weight)
 
     def gradient(argument: int) -> Any:
         return jax.jit(lambda arrays, grad: jax.vjp(forward, *arrays)[1](grad)[argument])
@@ -213,13 +221,17 @@ def torch_times(case: Case) -> list[float]:
 
 def table(selected: list[Case]) -> list[str]:
     """Markdown table; a case with a product that takes more than LIMIT times as long as in torch has a reason."""
-    lines = ["| convolution | jfit: forward, data, weight (ms) | torch | ratios | more than 3 x |", "|---|---:|---:|---:|---|"]
+    lines = [
+        "| convolution | jfit: forward, data, weight (ms) | plain | torch | jfit / torch | more than 3 x |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    torch = importlib.util.find_spec("torch") is not None
     for case in selected:
-        ours, theirs = jfit_times(case), torch_times(case)
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-        slow = "" if max(ratios) <= LIMIT else REASONS.get(case.reason, "unexplained")
-        cells = [", ".join(f"{v:.2f}" for v in ours), ", ".join(f"{v:.2f}" for v in theirs)]
-        lines.append(f"| {case.name} | {cells[0]} | {cells[1]} | {', '.join(f'{r:.1f}' for r in ratios)} | {slow} |")
+        ours, plain, theirs = jfit_times(case, False), jfit_times(case, True), torch_times(case) if torch else []
+        ratios = [a / b for a, b in zip(ours, theirs, strict=False)]
+        slow = "" if max(ratios, default=0) <= LIMIT else REASONS.get(case.reason, "unexplained")
+        cells = [", ".join(f"{v:.2f}" for v in times) for times in (ours, plain, theirs)]
+        lines.append(f"| {case.name} | {' | '.join(cells)} | {', '.join(f'{r:.1f}' for r in ratios)} | {slow} |")
         print(lines[-1], file=sys.stderr, flush=True)
     return lines
 

@@ -47,6 +47,12 @@ FORMS = {
     "1x1 with a stride": ("Convolution", (3, 4, 5, 6), 2, 1, (1, 1), {"stride": (2, 2)}),
     "sliced weight gradient": ("Convolution", (16, 2, 9, 8), 3, 1, (3, 2), {"stride": (1, 2), "pad": (1, 0)}),
     "few channels": ("Convolution", (2, 3, 11, 9), 4, 1, (5, 3), {"stride": (2, 3), "pad": (2, 1)}),
+    "columns as filters": ("Convolution", (16, 3, 9, 8), 12, 1, (3, 4), {"pad": (1, 1), "stride": (2, 1)}),
+    "columns as filters, with a stride": ("Convolution", (2, 5, 6, 15), 6, 1, (3, 3), {"pad": (0, 1), "stride": (1, 2)}),
+    "columns as filters, without padding": ("Convolution", (16, 12, 11, 12), 16, 1, (5, 5), {}),
+    "no padding": ("Convolution", (16, 20, 9, 9), 18, 1, (3, 2), {"dilate": (2, 1)}),
+    "no padding, one row": ("Convolution", (2, 20, 5, 9), 18, 1, (1, 3), {"stride": (1, 3)}),
+    "spare filters": ("Convolution", (2, 50, 6, 6), 51, 1, (3, 3), {"pad": (0, 1)}),
     "3-D": ("Convolution", (2, 3, 5, 6, 4), 4, 1, (3, 2, 3), {"stride": (2, 1, 1), "pad": (1, 0, 2)}),
     "3-D groups": ("Convolution", (2, 4, 5, 6, 4), 4, 2, (2, 2, 2), {"dilate": (2, 1, 1)}),
     "blocks of groups": ("Convolution", (2, 36, 4, 4), 54, 18, (3, 3), {"pad": (1, 1)}),
@@ -65,6 +71,40 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_equals_the_definition(form):
     check(*FORMS[form])
+
+
+@pytest.mark.repetitions(2, slow=8)
+@pytest.mark.parametrize("seed", range(40))
+def test_any_dense_convolution_equals_the_definition(seed):
+    rng = np.random.default_rng(seed)
+
+    def pair(least, most):
+        return tuple(map(int, rng.integers(least, most + 1, 2)))
+
+    kernel, ((rows, height), (_, width)) = pair(1, 5), (pair(1, 20), pair(5, 15))
+    channels, filters = rng.choice([1, 3, 8, 16, 20, 50], 2)
+    window = {
+        "pad": pair(0, 2),
+        **({"stride": pair(1, 2)} if seed % 3 == 0 else {}),
+        **({"dilate": (1, 2)} if seed % 5 == 0 else {}),
+    }
+    check("Convolution", (rows, int(channels), max(height, 5), max(width, 9)), int(filters), 1, kernel, window)
+
+
+def test_a_convolution_of_few_channels_computes_columns_as_filters_and_reads_its_data_as_they_are():
+    f = function("Convolution", kernel=(3, 3), pad=(1, 1), num_filter=16, layout="NHWC")
+    data, weight = draw(32, 16, 16, 16), draw(16, 3, 3, 16, seed=1)
+    program = str(jax.make_jaxpr(jax.grad(lambda x, w: f(x, w).sum(), (0, 1)))(data, weight))
+    assert "f32[3,4,16,32]" in program  # (rows and columns of the kernel, channels, two columns of filters)
+    # Reshaped data or slices of another shape would be computed a second time, with all that computes the data.
+    assert "f32[4,8,16,16,16]" not in program
+    assert "f32[8,16,16,16]" in program
+
+
+def test_rows_of_the_kernel_are_filters_where_the_data_gradient_has_more_rows_than_the_gradient():
+    f = function("Convolution", kernel=(5, 3), num_filter=20, layout="NHWC")
+    data, weight = draw(2, 8, 8, 18), draw(20, 5, 3, 18, seed=1)
+    assert "f32[1,3,20,90]" in str(jax.make_jaxpr(jax.grad(lambda x: f(x, weight).sum()))(data))
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
