@@ -260,7 +260,7 @@ def _packed(data: Array, weight: Array, window: Window) -> Array:
     if max(channels, filters) <= NARROW:
         return conv(data, weight, window)
     # They take twice as long for data without any padding: compute one position more, of padding, and cut it off.
-    bare = _bare(window.pads, kernel)
+    bare = _bare(window.pads, kernel) if channels > 4 else (0, 0)
     window = window._replace(
         pads=tuple((low, high + s * b) for (low, high), s, b in zip(window.pads, window.stride, bare, strict=True))
     )
