@@ -716,13 +716,6 @@ class _Check:
             raise ValueError(f"found values for the names {sorted(values)}, expected values for {sorted(names)}")
         return {name: self.array(values[name]) for name in names}
 
-    def gradients(self, before: Mapping[str, Any], stypes: Mapping[str, str] | None) -> dict[str, Any]:
-        """Return arrays for gradients with the values `before`; sparse ones store nothing."""
-        sparse_ones = {k: s for k, s in (stypes or {}).items() if k in before and s not in (None, "default")}
-        return {k: self.array(v) for k, v in before.items()} | {
-            k: sparse.zeros(s, before[k].shape) for k, s in sparse_ones.items()
-        }
-
     def compare(self, kind: str, name: str, req: str, expected: Any, gradient: Any, before: Any, **options: Any) -> None:
         """Compare a gradient with `expected` ("write"), with it plus the values before ("add"), or with these ("null")."""
         if req == "add":
@@ -785,7 +778,7 @@ def check_symbolic_backward(
         expected: gradients of arguments, by position or name.
         rtol, atol, aux_states, ctx, equal_nan, dtype: as in `check_symbolic_forward`.
         grad_req: "write", "add" or "null" for all arguments, by position or by name.
-        grad_stypes: storage types of the gradient arrays by name.
+        grad_stypes: accepted and ignored; gradient arrays are dense.
 
     Returns:
         The gradient arrays by name.
@@ -802,7 +795,7 @@ def check_symbolic_backward(
     if not isinstance(expected, Mapping):
         expected = dict(zip(names, expected, strict=False))
     before = {k: np.random.normal(size=v.shape).astype(v.dtype) for k, v in sorted(expected.items())}
-    grads, reqs = check.gradients(before, grad_stypes), requests_of(grad_req, names, "null")
+    grads, reqs = {k: check.array(v) for k, v in before.items()}, requests_of(grad_req, names, "null")
     executor = sym.bind(check.ctx, check.args, grads, reqs, check.aux)
     executor.forward(is_train=True)
     executor.backward(out_grads if out_grads is None else list(check.named(out_grads, sym.list_outputs()).values()))
@@ -873,7 +866,7 @@ def check_numeric_gradient(
         grad_nodes: names of the arguments to check, or a dict name -> "write", "add" or "null"; all by default.
         use_forward_train: evaluate in training mode.
         ctx: device; the current context by default.
-        grad_stype_dict: storage types of the gradient arrays by name.
+        grad_stype_dict: accepted and ignored; gradient arrays are dense.
         dtype: float16, float32 or float64.
 
     Raises:
@@ -891,7 +884,7 @@ def check_numeric_gradient(
     out = operator("make_loss")(sym * Variable("__random_proj"))
     check.args["__random_proj"] = check.array(np.random.rand(*shape) + 0.1)  # not small: differences would cancel
     before = {k: np.random.normal(0, 0.01, size=check.args[k].shape) for k in (*grad_nodes, "__random_proj")}
-    executor = out.bind(check.ctx, check.args, check.gradients(before, grad_stype_dict), dict(grad_nodes), check.aux)
+    executor = out.bind(check.ctx, check.args, {k: check.array(v) for k, v in before.items()}, dict(grad_nodes), check.aux)
     executor.forward(is_train=True)
     eps = get_tolerance(executor.outputs[0], numeric_eps, default_numeric_eps())
     executor.backward()
