@@ -21,7 +21,6 @@ import numpy as np
 from jfit.graph.nodes import Entry, Node, replace_nodes
 from jfit.mxnet.context import cpu
 from jfit.mxnet.gluon.hybrid import HybridBlock, SymbolBlock
-from jfit.mxnet.gluon.trainer import Trainer
 from jfit.mxnet.ndarray.invoke import invoke
 from jfit.mxnet.precision import CONDITIONAL, EITHER, FULL, LOSSES, LOW, WIDEST, Policy, active, default_lists
 from jfit.mxnet.symbol import Symbol
@@ -116,7 +115,6 @@ def init_trainer(optimizer_or_trainer: Any) -> None:
 
     Raises:
         AssertionError: `init` has not been called.
-        TypeError: it is no Trainer.
 
     Example:
         >>> init_trainer(None)
@@ -125,14 +123,8 @@ def init_trainer(optimizer_or_trainer: Any) -> None:
         AssertionError: amp.init_trainer needs amp.init(), called before the network is made
     """
     assert active.policy is not None, "amp.init_trainer needs amp.init(), called before the network is made"
-    trainer = _trainer(optimizer_or_trainer)
-    trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), trainer._scale
-
-
-def _trainer(value: Any) -> Trainer:
-    if not isinstance(value, Trainer):
-        raise TypeError(f"mixed precision works with a gluon Trainer, got {type(value).__name__}")
-    return value
+    optimizer_or_trainer._amp_loss_scaler = LossScaler()
+    optimizer_or_trainer._amp_original_scale = optimizer_or_trainer._scale
 
 
 @contextlib.contextmanager
@@ -162,20 +154,13 @@ def unscale(optimizer_or_trainer: Any) -> None:
     Args:
         optimizer_or_trainer: a Trainer after `init_trainer`.
 
-    Raises:
-        TypeError: it is no Trainer.
-
     Example:
-        >>> unscale(None)
-        Traceback (most recent call last):
-        ...
-        TypeError: mixed precision works with a gluon Trainer, got NoneType
+        >>> unscale(trainer)  # doctest: +SKIP
     """
-    trainer = _trainer(optimizer_or_trainer)
-    for param in trainer._params:
+    for param in optimizer_or_trainer._params:
         for grad in param.list_grad() if param.grad_req != "null" else ():
-            grad[:] = grad * trainer._scale
-    trainer._scale = 1.0
+            grad[:] = grad * optimizer_or_trainer._scale
+    optimizer_or_trainer._scale = 1.0
 
 
 # ------------------------------------------------------------------------------------------------ graphs

@@ -97,9 +97,8 @@ class Vocabulary:
         return _each(indices, self._token)
 
     def _token(self, index: Any) -> Any:
-        if not isinstance(index, int) or index >= len(self):
-            kind = ValueError if isinstance(index, int) else TypeError
-            raise kind(f"{index!r} is no index of a token; expected an int below {len(self)}")
+        if index >= len(self):
+            raise ValueError(f"{index} is no index of a token; expected an int below {len(self)}")
         return self.idx_to_token[index]
 
 
