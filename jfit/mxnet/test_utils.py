@@ -451,14 +451,8 @@ def almost_equal(
         >>> almost_equal(np.array([1.0]), np.array([1.1])), almost_equal(np.array([1.0]), np.array([1.1]), rtol=0.2)
         (False, True)
     """
-    if not use_broadcast:
-        _check_shapes(a, b)
+    assert use_broadcast or a.shape == b.shape, f"a.shape = {a.shape} and b.shape = {b.shape} are not equal"
     return np.allclose(a, b, rtol=get_rtol(rtol), atol=get_atol(atol), equal_nan=equal_nan)
-
-
-def _check_shapes(a: Any, b: Any) -> None:
-    if a.shape != b.shape:
-        raise AssertionError(f"a.shape = {a.shape} and b.shape = {b.shape} are not equal")
 
 
 def assert_almost_equal(
@@ -484,10 +478,10 @@ def assert_almost_equal(
     Example:
         >>> assert_almost_equal(np.float32([1, 2]), np.float32([1, 2.0001]))
     """
-    if not use_broadcast:
-        _check_shapes(a, b)
     rtol, atol = get_tols(a, b, rtol, atol)
-    a, b = np.broadcast_arrays(_on_host(a), _on_host(b))
+    a, b = _on_host(a), _on_host(b)
+    if use_broadcast:
+        a, b = np.broadcast_arrays(a, b)
     np.testing.assert_allclose(a, b, rtol, atol, equal_nan, f"actual: {names[0]}, desired: {names[1]}")
 
 
@@ -510,28 +504,6 @@ def assert_allclose(a: Any, b: Any, rtol: float = 1e-07, atol: float = 0, equal_
         >>> assert_allclose(np.ones(2), np.ones(2))
     """
     assert_almost_equal(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)
-
-
-def assert_almost_equal_with_err(
-    a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, etol: float | None = None, **options: Any
-) -> None:
-    """Assert that two arrays are almost equal, except for at most a fraction `etol` of the values.
-
-    Args:
-        a, b: NDArrays, NumPy arrays or numbers.
-        rtol, atol: tolerances as in `assert_almost_equal`.
-        etol: fraction of the values that may be out of tolerance, by default 0.
-        options: other arguments of `assert_almost_equal`.
-
-    Raises:
-        AssertionError: more than this fraction is out of tolerance.
-
-    Example:
-        >>> assert_almost_equal_with_err(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 9.0]), etol=0.5)
-    """
-    tolerances = get_tols(a, b, rtol, atol)
-    if np.mean(~np.isclose(_on_host(a), _on_host(b), *tolerances)) > (etol or 0):
-        assert_almost_equal(a, b, *tolerances, **options)
 
 
 def assert_almost_equal_ignore_nan(

@@ -261,7 +261,6 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: Any = "float16", *, c
         >>> convert_hybrid_block(block)(mx.nd.zeros((1, 3))).asnumpy().tolist()
         [[1.0, 1.0]]
     """
-    assert isinstance(block, HybridBlock), f"block is a HybridBlock, got {type(block).__name__}"
     if not block._cached_graph:
         raise RuntimeError("convert_hybrid_block needs the block's graph: call block.hybridize(), and the block once, first.")
     inputs, sym = block._cached_graph
