@@ -249,14 +249,13 @@ def _read_record(source: _Source) -> Array:
     return sparse
 
 
-def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterable[Any], sync: bool = True) -> Path:
+def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterable[Any]) -> Path:
     """Write arrays to an MXNet array file (.params), atomically.
 
     Args:
         path: the file.
         arrays: dict name -> array, or an iterable of arrays: NumPy, jax.Array, NDArray, SparseArray, or None for a
             missing array.
-        sync: whether to wait until the bytes are on the disk (fsync).
 
     Returns:
         pathlib.Path of the file.
@@ -273,7 +272,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterab
     Source: MXNet 1.9.1, NDArray::Save (facts of the format only).
     """
     prepared = _prepared(arrays)
-    return atomic_write(path, lambda file: _write_list(file, *prepared), sync=sync)
+    return atomic_write(path, lambda file: _write_list(file, *prepared))
 
 
 def dumps(arrays: Mapping[str, Any] | Iterable[Any]) -> bytes:
