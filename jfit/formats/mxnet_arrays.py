@@ -178,7 +178,7 @@ class _Source:
         # Python integers, so that a malicious shape cannot overflow.
         count = math.prod(shape) * dtype.itemsize
         self.need(count, f"shape {shape} of {dtype}")
-        array = _empty_aligned(shape, np.dtype(np.uint8) if dtype == np.bool_ else dtype)
+        array = empty_aligned(shape, np.dtype(np.uint8) if dtype == np.bool_ else dtype)
         if count and self.file.readinto(array.reshape(-1).view(np.uint8).data) != count:
             raise self.error("the file ended while an array was being read")
         self.left -= count
@@ -404,16 +404,15 @@ def _shape(shape: tuple[int, ...]) -> bytes:
     return struct.pack(f"<i{len(shape)}q", len(shape), *shape)
 
 
-def _empty_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Like np.empty; the address of a large array is a multiple of `ALIGNMENT`, so that JAX on CPU can use it without a copy.
+def empty_aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Like np.empty; the address is a multiple of `ALIGNMENT`, so that JAX on CPU can use the array without a copy.
 
     Example:
-        >>> _empty_aligned((1000, 1000), np.dtype("float32")).ctypes.data % ALIGNMENT
+        >>> empty_aligned((1000, 1000), np.float32).ctypes.data % ALIGNMENT
         0
     """
-    count = math.prod(shape) * dtype.itemsize
-    if count < 4096:
-        return np.empty(shape, dtype)
-    raw = np.empty(count + ALIGNMENT, np.uint8)
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + count].view(dtype).reshape(shape)
+    return raw[start : start + size].view(dtype).reshape(shape)
