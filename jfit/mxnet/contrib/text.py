@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit.mxnet.errors import data_dir
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array, zeros
 
@@ -218,8 +219,7 @@ class _Pretrained(_TokenEmbedding):
         init_unknown_vec: Callable[..., Any] | None = None, vocabulary: Vocabulary | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         name, kind = pretrained_file_name or self.pretrained_file_names[0], type(self).__name__.lower()
-        home = os.environ.get("MXNET_HOME", os.path.join("~", ".mxnet"))
-        path = os.path.expanduser(os.path.join(embedding_root or os.path.join(home, "embeddings"), kind, name))
+        path = os.path.expanduser(os.path.join(embedding_root or os.path.join(data_dir(), "embeddings"), kind, name))
         if not os.path.exists(path):
             raise FileNotFoundError(f"{path} does not exist, and files are not downloaded: fetch {name} and put it there.")
         super().__init__(**kwargs)

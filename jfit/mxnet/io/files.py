@@ -69,18 +69,6 @@ def _as_mxnet_error() -> Iterator[None]:
         raise MXNetError(str(error)) from error
 
 
-def _arguments(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of `kind` from MXNet's arguments, with strings parsed."""
-    parameters = list(inspect.signature(kind).parameters)
-    arguments = {}
-    for key, value in kwargs.items():
-        if key in parameters:
-            arguments[key] = value_of(key, value)
-        elif key not in _IGNORED:
-            warn_ignored(kind.__name__, key, parameters, 5)
-    return arguments
-
-
 def warn_ignored(name: str, key: str, parameters: Sequence[str], stacklevel: int) -> None:
     """Warn that an iterator has no argument `key` and ignores it; MXNet ignores such arguments silently."""
     near = nearest(key, parameters)
@@ -108,7 +96,12 @@ class _FileIter(MXDataIter):
     _defaults: ClassVar[dict[str, Any]] = {}  # MXNet's defaults that differ from those of `_source`
 
     def __init__(self, **kwargs: Any):
-        arguments = _arguments(self._source, self._defaults | kwargs)
+        parameters, arguments = list(inspect.signature(self._source).parameters), {}
+        for key, value in (self._defaults | kwargs).items():
+            if key in parameters:
+                arguments[key] = value_of(key, value)
+            elif key not in _IGNORED:
+                warn_ignored(self._source.__name__, key, parameters, 4)
         with _as_mxnet_error():
             self._source.__init__(self, **arguments)
 
