@@ -1,4 +1,4 @@
-"""Print the table of optimizers, generated from the registry: `python -m jfit.optim [--markdown]`."""
+"""Print the table of optimizers, generated from the registry: `python -m jfit.optim`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jfit.ops.tables import code, markdown_table
 from jfit.optim.registry import OPTIMIZERS, optax_names
 
 COLUMNS = ("optimizer", "aliases", "parameters", "state", "what it computes")
@@ -66,14 +65,6 @@ def _slots(transform: Any) -> list[str]:
     return [*transform.state_spec.slots, *([f"shared: {', '.join(shared)}"] if shared else [])]
 
 
-def markdown() -> str:
-    """Return the table at the end of docs/optimizers.md."""
-    return markdown_table(
-        COLUMNS,
-        ((code(name), code(names), code(given), state, code(formula)) for name, names, given, state, formula in table()),
-    )
-
-
 def plain() -> str:
     """Return the table as text, one paragraph per optimizer, and the names of optax's optimizers."""
     parts = []
@@ -83,4 +74,4 @@ def plain() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(markdown() if "--markdown" in sys.argv[1:] else plain())
+    sys.stdout.write(plain())

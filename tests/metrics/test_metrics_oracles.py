@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sklearn.metrics as oracle
 from cases import metric_updates as recorded
+from docs_scripts import docs_script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -19,7 +20,6 @@ import jfit
 import jfit.mx as mx
 from jfit import counters, metrics
 from jfit.metrics import core as sums
-from jfit.metrics.__main__ import markdown
 from jfit.step import totals
 
 ROOT = Path(__file__).parents[2]
@@ -320,7 +320,7 @@ def test_docs_page_is_up_to_date():
     page = ROOT / "docs" / "metrics.md"
     if not page.parent.exists():
         pytest.skip("an installed package has no docs folder")
-    assert page.read_text().endswith(markdown()), "the table is the output of python -m jfit.metrics --markdown"
+    assert page.read_text().endswith(docs_script("tables").metrics()), "run python docs/tables.py metrics"
 
 
 # ------------------------------------------------------------------------------------------------ as MXNet recorded it

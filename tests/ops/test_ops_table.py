@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from docs_scripts import docs_script
 
-from jfit.ops.__main__ import counts, load_all, markdown, names, plain, table
+from jfit.ops.__main__ import counts, load_all, names, plain, table
 from jfit.ops.registry import ALIASES, REGISTRY, OutOfScope, lookup, register
 from jfit.ops.scope import REASONS, out_of_scope
 
@@ -56,4 +57,4 @@ def test_docs_page_is_up_to_date():
     page = ROOT / "docs" / "operators.md"
     if not page.parent.exists():
         pytest.skip("an installed package has no docs folder")
-    assert page.read_text() == markdown(), "run python -m jfit.ops --markdown > docs/operators.md"
+    assert page.read_text() == docs_script("tables").operators(), "run python docs/tables.py operators > docs/operators.md"

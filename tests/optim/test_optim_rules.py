@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from docs_scripts import docs_script
 from refusals import refused
 
 from jfit import optim
-from jfit.optim.__main__ import markdown, plain, table
+from jfit.optim.__main__ import plain, table
 from jfit.optim.registry import register
 
 ROOT = Path(__file__).parents[2]
@@ -197,4 +198,4 @@ def test_docs_page_is_up_to_date():
     page = ROOT / "docs" / "optimizers.md"
     if not page.parent.exists():
         pytest.skip("an installed package has no docs folder")
-    assert page.read_text().endswith(markdown()), "the table is the output of python -m jfit.optim --markdown"
+    assert page.read_text().endswith(docs_script("tables").optimizers()), "run python docs/tables.py optimizers"
