@@ -69,7 +69,6 @@ def fit(
     ema: Any = None,
     log_every: int | str | Every | None = None,
     log: str | Sequence[str] = (),
-    profile: tuple[int, int] | None = None,
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None,
     reduce: Any = None,
     shard: Mapping[str, Any] | None = None,
@@ -227,8 +226,6 @@ def fit(
             before clipping and weight decay, and "update_norm", that of the change of the parameters.  "step_log" events and
             `run.history.steps` have those of the step, "log" events and the rows of epochs their means over the steps.  "lr"
             is accepted too; the learning rate is logged in any case where it is known.  Default: none.
-        profile: (start, stop): trace the steps after `start` updates up to `stop` updates with JAX's profiler, into the
-            subfolder "profile" of `directory`, which is then required.  Default: no trace.
         regularizers: dict of a parameter name or glob pattern -> function of one parameter that returns a scalar, such as
             {"*_weight": jfit.regularizers.l2(1e-4)}.  Their sum is added to the mean loss of each batch: to the gradient
             (before clipping), and to the reported losses of training, evaluation and `run.score`; `jfit.score` and runs of

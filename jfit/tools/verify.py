@@ -26,7 +26,7 @@ from jfit.prepare.options import DECIDING
 _DESCRIBED = re.compile(r"\S+( [0-9a-f]{12})+")  # a value of which `fingerprint.describe` kept the name and a digest
 # Arguments of `fit` that do not change the parameters, or that `verify` decides.
 IGNORED = ("eval_data", "callbacks", "checkpoint", "checkpoint_every", "checkpoint_best", "resume", "resume_with", "progress")
-IGNORED += ("directory", "eval_every", "log_every", "profile", "eval_batch_size")
+IGNORED += ("directory", "eval_every", "log_every", "eval_batch_size")
 
 
 @dataclass(frozen=True)
