@@ -316,7 +316,7 @@ def test_metrics_are_copied_and_pickled_with_their_sums(name):
 
 def test_metrics_unknown_to_mxnet_are_accepted_as_instances(caplog):
     label, output = np.array([0, 1, 1, 0]), np.array([0.1, 0.4, 0.9, 0.5], "float32")
-    exact, table = M.create(pure.roc_auc(bins=None)), M.create(pure.confusion_matrix(2))
+    exact, table = M.create(pure.roc_auc(2)), M.create(pure.confusion_matrix(2))
     for metric in (exact, table):
         metric.update([label[:2]], [output[:2]])
         metric.reset_local()
