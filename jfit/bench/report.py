@@ -59,7 +59,7 @@ def markdown(title: str, results: Sequence[Row], machine: Mapping[str, Any]) -> 
     Args:
         title: heading.
         results: a dict per number of devices, from `jfit.bench.measure.measure`.
-        machine: "cores", "python", "emulated", and versions.
+        machine: "cores", "python", "emulated", "malloc" (`jfit.allocator.state`), and versions.
     """
     rows = [[make(row) for make in COLUMNS.values()] for row in with_efficiency(results)]
     shown = [i for i in range(len(COLUMNS)) if any(row[i] for row in rows)]
@@ -67,7 +67,7 @@ def markdown(title: str, results: Sequence[Row], machine: Mapping[str, Any]) -> 
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     hosts = max(row.get("hosts", 1) for row in results)
     cores = f"{hosts} hosts with {machine['cores']} cores each" if hosts > 1 else f"{machine['cores']} cores"
-    note = f"{results[0]['device']}, {cores}, Python {machine['python']}, jax {machine['jax']}."
+    note = f"{results[0]['device']}, {cores}, Python {machine['python']}, jax {machine['jax']}; {machine['malloc']}."
     # devices share the cores of their host, and other rows may have fewer hosts
     share, most = min((row.get("hosts", 1) * machine["cores"] / row["devices"], row["devices"]) for row in results)
     if machine["emulated"] and share < 1:

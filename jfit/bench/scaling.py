@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from jfit import distributed
+from jfit import allocator, distributed
 from jfit.bench import measure, models, processes, report, torch_ddp
 from jfit.distributed.settings import launched
 from jfit.parallel.contexts import cores
@@ -226,7 +226,7 @@ def _measure_all(
 
 
 def machine(backend: str) -> dict[str, Any]:
-    """Describe this machine: processor cores, Python and jax versions, and whether devices are emulated.
+    """Describe this machine: processor cores, Python and jax versions, whether devices are emulated, and malloc's settings.
 
     Args:
         backend: platform of jax.
@@ -236,7 +236,8 @@ def machine(backend: str) -> dict[str, Any]:
         True
     """
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "jfit")}
-    return {"cores": cores(), "python": platform.python_version(), "emulated": backend == "cpu", **versions}
+    where = {"cores": cores(), "python": platform.python_version(), "emulated": backend == "cpu", "malloc": allocator.state}
+    return where | versions
 
 
 def _write(options: argparse.Namespace, results: list[dict[str, Any]], where: dict[str, Any]) -> None:
