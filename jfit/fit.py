@@ -232,8 +232,8 @@ def fit(
             `Run.load` report the loss without them.  Frozen parameters have none.  Default: no regularizers.
         reduce: how the devices reduce their gradients: "psum" (their sum), "sharded" (the same sum; each device has and
             updates its part of the optimizer state), "sharded_parameters" (parameters are split too), "ordered" (a sum in a
-            fixed order, so that the bits do not depend on the number of devices), "bfloat16", "2bit" or "1bit" (fewer bytes,
-            see docs/scaling.md), or a `jfit.step.reduce.Reduce`.  Default: "psum".
+            fixed order, so that the bits do not depend on the number of devices), "bfloat16" or "2bit" (fewer bytes, see
+            docs/scaling.md), or a `jfit.step.reduce.Reduce`.  Default: "psum".
         shard: split parameters over the axes of `mesh` (tensor parallelism): dict of a parameter name or glob pattern -> the
             name of a mesh axis, a tuple of names or None for each dimension, such as {"fc*_weight": ("model", None)}; or a
             `jax.sharding.PartitionSpec`.  A later pattern replaces an earlier one.  The optimizer state of a parameter is split

@@ -171,16 +171,17 @@ class Loop:
             return self._evaluate_epoch(flag, *self._trained[1:])
         self._begin_epoch()
         pace, stopped = Pace(self), False
-        before, after = self._watchers(pace)
+        within = self.evaluations if self.evaluations is not None and self.evaluations.are_within else None
         with contextlib.closing(self._dispatches()) as dispatches:
             for dispatch in dispatches:
-                for watch in before:
-                    watch(self)
+                if within is not None:
+                    within.before(self, pace)
                 if stopped := self._stopped(flag):  # after an evaluation; in a job, a wait for a batch ends so, too
                     break
                 self._run_dispatch(dispatch, flag)
-                for watch in after:
-                    watch(dispatch)
+                pace.after_dispatch(dispatch)
+                if self.events.has_steps:
+                    self.events.after_dispatch(dispatch)
                 if stopped := self._stopped(flag):
                     break
         if stopped or (flag.in_job and self._stopped(flag)):
@@ -202,13 +203,6 @@ class Loop:
         if self.nan.keeps:
             self.nan.keep(self.run.snapshot(), self.position)  # sync: once per epoch, for the policies that go back
         self.events.send("epoch_start")
-
-    def _watchers(self, pace: Pace) -> tuple[list[Callable[[Loop], None]], list[Callable[[Dispatch], None]]]:
-        """Return the functions to call before and after each dispatch; those that this run does not need are left out."""
-        before, after, evaluations = [], [pace.after_dispatch], self.evaluations
-        if evaluations is not None and evaluations.are_within:
-            before = [lambda loop: evaluations.before(loop, pace)]
-        return before, after + ([self.events.after_dispatch] if self.events.has_steps else [])
 
     def _dispatches(self) -> Generator[Dispatch]:
         """Yield the dispatches of the rest of the epoch, or of training if it ends before."""
