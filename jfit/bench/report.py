@@ -31,8 +31,6 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "MiB sent/device": _scaled("collective_bytes", 2**-20),
     "MiB/device": _scaled("memory_bytes", 2**-20),
     "compile s": lambda row: f"{row['compile_s']:.1f}",
-    "jfit / hand-written pmap": _scaled("hand_ratio", 1),
-    "jfit / torch DDP": lambda row: f"{row['samples_per_s'] / row['torch_per_s']:.2f}" if "torch_per_s" in row else "",
     "digest": lambda row: row["digest"],
 }
 
@@ -76,29 +74,6 @@ def markdown(title: str, results: Sequence[Row], machine: Mapping[str, Any]) -> 
             f"{share:.2f} is all that {most} devices can have."
         )
     return f"## {title}\n\n{note}\n\n{table}\n"
-
-
-def with_section(page: str, section: str) -> str:
-    """Add a section to a Markdown page, in place of the section with the same heading if the page has one.
-
-    Args:
-        page: text of the page; "" for a new one.
-        section: text that begins with a heading.
-
-    Example:
-        >>> page = with_section("# Page", "## b\\n\\n1\\n")
-        >>> with_section(with_section(page, "## c\\n\\n3\\n"), "## b\\n\\n2\\n")
-        '# Page\\n\\n## b\\n\\n2\\n\\n## c\\n\\n3\\n'
-    """
-    heading, level = section.splitlines()[0], len(section) - len(section.lstrip("#"))
-    lines = page.splitlines()
-    if heading not in lines:
-        return "\n\n".join(part for part in (page.rstrip("\n"), section.rstrip("\n")) if part) + "\n"
-    start = lines.index(heading)
-    after = (i for i in range(start + 1, len(lines)) if lines[i].startswith("#") and len(lines[i].split()[0]) <= level)
-    end = next(after, len(lines))
-    parts = ["\n".join(lines[:start]), section, "\n".join(lines[end:])]
-    return "\n\n".join(part.strip("\n") for part in parts if part.strip("\n")) + "\n"
 
 
 def plot(title: str, results: Sequence[Row], path: Path) -> None:

@@ -116,8 +116,7 @@ def test_nothing_imports_the_private_parts_of_jax_but_the_client_of_its_coordina
 
 
 def test_only_parallel_names_pmap():
-    # bench/peers.py has hand-written loops, which jfit is compared with
-    assert {source.stage for source in sources() if "pmap" in source.identifiers} == {"parallel", "bench"}
+    assert {source.stage for source in sources() if "pmap" in source.identifiers} == {"parallel"}
 
 
 def public_names() -> dict[str, object]:
