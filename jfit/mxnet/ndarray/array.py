@@ -73,13 +73,13 @@ class NDArray(MutableArray):
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the axes; does not compute the values of a recorded array."""
-        entry = self._entry
+        entry = self._entry or self._later
         return self.value.shape if entry is None else entry[0].specs[entry[1]].shape
 
     @property
     def dtype(self) -> Any:
         """Element type as a NumPy scalar type such as `numpy.float32`, as in MXNet."""
-        entry = self._entry
+        entry = self._entry or self._later
         return np.dtype(self.value.dtype if entry is None else entry[0].specs[entry[1]].dtype).type
 
     @property
@@ -94,7 +94,7 @@ class NDArray(MutableArray):
     @property
     def context(self) -> Context:
         """The device of the array; does not compute the values of a recorded array."""
-        entry = self._entry
+        entry = self._entry or self._later
         return context_of(self.value if entry is None else entry[0].places[entry[1]])
 
     ctx = context
@@ -345,8 +345,8 @@ class NDArray(MutableArray):
         return function("slice")(self, begin=begin, end=end, step=step)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "value" and self._entry is not None:  # recorded, and not computed yet
-            self.value = self._entry[0].read(self._entry[1])
+        if name == "value" and (entry := self._entry or self._later) is not None:  # not computed yet
+            self.value, self._later = entry[0].read(entry[1]), None
             return self.value
         if name.startswith("_") or name not in ALIASES:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, and there is no operator of that name")

@@ -23,6 +23,7 @@ from jfit.checks import shown
 from jfit.formats.sparse import bounded_dense
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import saved
+from jfit.mxnet.recording.backward import WaitingPass
 from jfit.optim.core import MASTER, is_small, wide
 from jfit.optim.registry import by_name
 from jfit.optim.rows import on_values
@@ -87,7 +88,7 @@ def apply_update(
         optimizer: an `Optimizer` with a rule of `jfit.optim`.
         indices: index or name of each parameter, the key of its update count and multipliers.
         weights: one array per parameter.
-        grads: one array or `jfit.optim.SparseRows` per parameter, of the weight's shape, summed over rows and devices.
+        grads: one array or mutable array per parameter, of the weight's shape, summed over rows and devices.
         states: per parameter a tuple of arrays (in the order of `slot_names`), `()` for rules without state, or None to
             initialize the state.
         one_by_one: evaluate the learning rate after each single count, as MXNet's key-value store does, instead of after
@@ -114,7 +115,11 @@ def apply_update(
         data = tuple(tuple(row) for row in data)
     shared = {name: put_like(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if weights else {}
     scale = np.float32(optimizer.rescale_grad)
-    new, after, scalars = _program(key)(tuple(weights), slots, tuple(grads), data, scale, shared)
+    program, rest = _program(key), (slots, data, scale, shared)
+    later = getattr(grads[0], "_later", None) if grads else None
+    waits = later is not None and isinstance(later[0], WaitingPass)
+    together = later[0].update(weights, grads, program, *rest) if waits else None
+    new, after, scalars = together or program(tuple(weights), tuple(map(gradient_of, grads)), *rest)
     optimizer.keep_shared(scalars)
     return list(new), list(after)
 
@@ -131,8 +136,8 @@ def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slo
 
     def update(
         weights: tuple[Array, ...],
-        states: tuple[Slots, ...],
         grads: tuple[Array, ...],
+        states: tuple[Slots, ...],
         data: tuple[Any, Any, Any, Any],
         scale: Array,
         shared: dict[str, Array],

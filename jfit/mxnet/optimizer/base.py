@@ -19,7 +19,6 @@ from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.apply import (
     apply_update,
     existing_states,
-    gradient_of,
     nested_leaves,
     new_state,
     rule_of,
@@ -511,7 +510,7 @@ class Optimizer:
         """
         weights = [as_array(w) for w in weight]
         slots = existing_states(self, index, state, weights)
-        new, after = apply_update(self, index, weights, [gradient_of(g) for g in grad], slots, one_by_one)
+        new, after = apply_update(self, index, weights, grad, slots, one_by_one)
         store_hidden(self, index, after)
         names = slot_names(self)
         for box, value, old, columns in zip(weight, new, state, after, strict=True):

@@ -31,6 +31,7 @@ class Call:
     Attributes:
         is_random: whether it takes a key.
         aux: positions of the auxiliary states among the inputs.
+        is_own: whether it calls no Python code of the user.
         run: for each training mode (False, True) the compiled function (key data or None, *inputs) -> visible outputs, a tuple.
         shapes: function (training mode, shapes and dtypes of the inputs, a tuple) -> those of the visible outputs.
         pull: for each mode the compiled function (key data or None, inputs, cotangents of the outputs) -> (cotangents of the
@@ -38,7 +39,7 @@ class Call:
     """
 
     def __init__(self, op: Op, params: Attrs, build: Callable[..., Any] = jax.jit) -> None:
-        self.op, self.params, self.is_random = op, params, op.needs_rng
+        self.op, self.params, self.is_random, self.is_own = op, params, op.needs_rng, is_own(op)
         self.shapes = functools.lru_cache(maxsize=64)(self._shapes)
         count = len(op.input_names(params))
         self.aux = tuple(range(count, count + len(op.aux)))
@@ -152,5 +153,7 @@ def graph_call(symbol: Symbol) -> tuple[Call, tuple[str, ...]]:
         outputs = tuple([f"output{i}" for i in range(len(symbol))])
         op = _op("graph", run, names, aux, outputs=outputs, needs_rng=is_random)
         build = functools.partial(Program, build=jax.jit, name="graph_forward")
-        known = _graphs[id(symbol)] = symbol, (Call(op, Attrs({}), build), (*names, *aux))
+        call = Call(op, Attrs({}), build)
+        call.is_own = all(n.op is None or is_own(n.op) for n in symbol.nodes())
+        known = _graphs[id(symbol)] = symbol, (call, (*names, *aux))
     return known[1]

@@ -39,12 +39,18 @@ class Plan:
         extras: those of `wanted` that it computes.
         visited: slots of all results that the heads depend on.
         aux: slots of the auxiliary states, whose new values it computes.
+        results: slots of the leaves with a result: variables, then auxiliary states.
+        specs: shape and dtype of each of them.
+        keeps_gradients: whether the gradients are results of a program that also updates the variables.
     """
+
+    keeps_gradients = False
 
     def __init__(
         self, step: Step, heads: Sequence[int], wanted: Sequence[int], roots: Sequence[int], known: Collection[int]
     ) -> None:
         self.heads, self._runs, self._is_new = tuple(heads), 0, False
+        self._updates: dict[Any, Program] = {}  # by update, numbers of the variables, `keeps_gradients`
         operations = {slot: s for s in step.path() if s.call for slot in _slots(s)}
         self._operations, self._known = operations, frozenset(known)
         together = self._connected(roots)
@@ -54,12 +60,14 @@ class Plan:
         self._steps = sorted({operations[slot] for slot in needed if slot not in self._known}, key=lambda s: s.first)
         inputs = sorted({slot for s in self._steps for slot in s.inputs})
         self.leaves = tuple(s for s in inputs if s not in operations or s in self._known)
-        variables = {s.first: s.outputs[0] for s in step.path() if s.request and is_float(s.outputs[0])}
+        leaves = {s.first: s for s in step.path() if not s.call}
+        variables = {slot for slot, s in leaves.items() if s.request and is_float(s.outputs[0])}
         used = {slot for s in self._steps if s.first in self.visited for slot in s.inputs}
         self.variables = tuple(slot for slot in self.leaves if slot in used and slot in variables)
-        self._specs = [variables[slot] for slot in self.variables]
         aux = {s.inputs[i]: None for s in self._steps if s.train and s.first in self.visited for i in s.call.aux}  # type: ignore[union-attr]
         self.aux = tuple(aux)
+        self.results = self.variables + self.aux
+        self.specs = [leaves[slot].outputs[0] for slot in self.results]
         self._train = any(s.train for s in self._steps)
         self.is_random = any(s.call.op.needs_rng for s in self._steps)  # type: ignore[union-attr]
 
@@ -176,9 +184,50 @@ class Plan:
                 if gradient is not None:
                     cotangents[slot] = gradient if slot not in cotangents else cotangents[slot] + gradient
             new_aux.update(zip([step.inputs[i] for i in call.aux], new, strict=False))
-        zeros = [np.zeros(spec.shape, spec.dtype) for spec in self._specs]
-        grads = [cotangents.get(slot, zero) for slot, zero in zip(self.variables, zeros, strict=True)]
+        zeros = [np.zeros(spec.shape, spec.dtype) for spec in self.specs]
+        grads = [cotangents.get(slot, zero) for slot, zero in zip(self.variables, zeros, strict=False)]
         return grads, [values[slot] for slot in self.extras], [new_aux.get(slot, values[slot]) for slot in self.aux]
+
+    # ---------------------------------------------------------------------------------------------- with an update
+    @functools.cached_property
+    def places(self) -> list[int]:
+        """Positions of `results` among `leaves`."""
+        return [self.leaves.index(slot) for slot in self.results]
+
+    @functools.cached_property
+    def _is_own(self) -> bool:
+        return all(s.call.is_own for s in self._steps)  # type: ignore[union-attr]
+
+    def may_wait(self) -> bool:
+        """Return whether the backward pass would be compiled now, and nobody sees when it runs."""
+        return self._is_own and len(self._steps) <= MAX_OPERATIONS and (self._runs > 0 or _new[0] < MAX_NEW)
+
+    def updated(self, update: Any, which: tuple[int, ...], key: Any, leaves: Sequence[Any], rest: Sequence[Any]) -> Any:
+        """Compute gradients and the update of some variables in one program.
+
+        Args:
+            update: function (weights, gradients, *rest) -> pytree; the same object each time.
+            which: numbers of the variables.
+            key, leaves: as for `gradients`.
+            rest: further arguments of `update`.
+
+        Returns:
+            (result of `update`, values of `extras`, new values of `aux`, gradients or () unless `keeps_gradients`).
+        """
+        keeps = self.keeps_gradients
+        program = self._updates.get((update, which, keeps))
+        if program is None:
+
+            def run(key: Any, leaves: Sequence[Any], rest: Sequence[Any]) -> Any:
+                gradients, extras, aux = self._gradients(key, leaves, [None])
+                weights = tuple([leaves[self.places[i]] for i in which])
+                new = update(weights, tuple([gradients[i] for i in which]), *rest)
+                return new, extras, aux, gradients if keeps else ()
+
+            program = self._updates[update, which, keeps] = Program(run, jax.jit, name="autograd_step")
+        self._compiles()
+        with translated():
+            return program(key, leaves, rest)
 
     def _one_by_one(self, key: Any, leaves: Sequence[Any]) -> dict[int, Any]:
         """Run the operations one by one; returns the values of all slots."""

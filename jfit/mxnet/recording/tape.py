@@ -42,6 +42,7 @@ class Tape:
         places: an array on the device of each slot.
         owners: slot of a leaf -> its NDArray.
         sources: slot of a leaf that was computed from variables elsewhere -> (tape, slot) or `Pull`.
+        waiting: the `WaitingPass` that computes results of this tape, or None.
     """
 
     def __init__(self) -> None:
@@ -53,6 +54,7 @@ class Tape:
         self.places: list[Any] = []
         self.owners: dict[int, Any] = {}
         self.sources: dict[int, Any] = {}
+        self.waiting: Any = None
         self._results: dict[int, weakref.ref[Any]] = {}
         self._slots: dict[int, int] = {}  # id of a variable, or of the value of a constant -> slot
         self._key: Any = None
@@ -126,11 +128,17 @@ class Tape:
 
     def read(self, slot: int) -> Any:
         """Return the value of a slot; if it is not computed yet, all pending results connected with it are."""
+        self.settle()
         if self.values[slot] is None:
             known = tuple([s for s in self._results if self.values[s] is not None])
             plan = self.plan((), tuple(sorted({slot, *self.pending()})), (slot,), known)
             self.keep(plan, plan.values(self.key(plan), self.leaves(plan)))
         return self.values[slot]
+
+    def settle(self) -> None:
+        """Run the backward pass that waits."""
+        if self.waiting is not None:
+            self.waiting.run()
 
     def plan(
         self, heads: tuple[int, ...], wanted: tuple[int, ...], roots: tuple[int, ...], known: tuple[int, ...] = ()
@@ -148,14 +156,14 @@ class Tape:
             self.values[slot] = value
             array = self._results[slot]()
             if array is not None and not array.has_value:
-                array.value = value
+                array.value, array._later = value, None
 
     def release(self, slots: Iterable[int]) -> None:
         """Forget how results were computed: their gradients were."""
         for slot in slots:
             array = self.owners[slot] if slot in self.owners else self._results[slot]()
             if array is not None and array._entry == (self, slot):
-                array._entry = None
+                array._entry, array._later = None, None if array.has_value else array._entry
 
 
 class Pull:
