@@ -27,8 +27,10 @@ from jfit.mxnet.recording.backward import WaitingPass
 from jfit.optim.core import MASTER, is_small, wide
 from jfit.optim.registry import by_name
 from jfit.optim.rows import on_values
+from jfit.programs import kept
 
 Slots = tuple[Any, ...]
+_numbers = kept(64)  # by their values
 
 
 @functools.lru_cache(maxsize=256)
@@ -106,16 +108,11 @@ def apply_update(
     """
     key = optimizer.hyper_key(optimizer.hyper_for_indices(indices, one_by_one))
     slots = tuple(new_state(optimizer, w) if s is None else tuple(s) for w, s in zip(weights, states, strict=True))
-    data = optimizer.rows(indices, one_by_one)
-    if "wd" in dict(key[1]):  # the decays in `data` hold wd * wd_mult, so the rule's own wd is 1, or 0 to leave the term out
-        key = key[0], tuple((name, float(data[1].any()) if name == "wd" else value) for name, value in key[1])
-    if jax.default_backend() == "cpu":
-        # One argument per scalar lets equally shaped parameters share a kernel on CPU, which compiles ten times faster.
-        # On an accelerator each argument would cost a host-to-device copy per call.
-        data = tuple(tuple(row) for row in data)
+    done, numbers = optimizer.rows(indices, one_by_one)
+    program, counted = _program(key, any(numbers[1]))
     shared = {name: put_like(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if weights else {}
-    scale = np.float32(optimizer.rescale_grad)
-    program, rest = _program(key), (slots, data, scale, shared)
+    done = _rows(np.asarray(done, np.int32))[0] if counted else ()
+    rest = slots, done, _arguments(*numbers, np.float32(optimizer.rescale_grad)), shared
     later = getattr(grads[0], "_later", None) if grads else None
     waits = later is not None and isinstance(later[0], WaitingPass)
     together = later[0].update(weights, grads, program, *rest) if waits else None
@@ -131,19 +128,21 @@ def gradient_of(box: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slots, ...], dict[str, Array]]]:
-    rule = rule_of(hyper_key)
+def _program(hyper_key: Any, decays: bool) -> tuple[Callable[..., Any], bool]:
+    """Return the compiled update, and whether it takes update counts."""
+    # its decays are wd * wd_mult, so the rule's own wd is 1, or 0 to leave the term out
+    rule = rule_of((hyper_key[0], tuple([(k, float(decays) if k == "wd" else v) for k, v in hyper_key[1]])))
 
     def update(
         weights: tuple[Array, ...],
         grads: tuple[Array, ...],
         states: tuple[Slots, ...],
-        data: tuple[Any, Any, Any, Any],
-        scale: Array,
+        done: Any,
+        numbers: tuple[Any, Array],
         shared: dict[str, Array],
     ) -> tuple[tuple[Array, ...], tuple[Slots, ...], dict[str, Array]]:
         counters.count_trace("apply_update")
-        rates, decays, done, mults = data
+        (rates, decays, mults), scale = numbers
         slots = {name: tuple(s[k] for s in states) for k, name in enumerate(rule.state_spec.slots)}
         state = optim.OptState(
             done if rule.state_spec.counted else None, slots, mults if len(mults) else None, decays, shared or None
@@ -156,7 +155,23 @@ def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slo
         new = tuple(tuple(column[i] for column in columns) for i in range(len(weights)))
         return optim.apply_updates(weights, updates), new, dict(after.shared or {})
 
-    return jax.jit(update)
+    return jax.jit(update), rule.state_spec.counted
+
+
+def _arguments(*numbers: Any) -> tuple[Any, ...]:
+    """Return rates, decays, multipliers and a scale as arguments of a program; on the device if they come again."""
+    known = _numbers.get(numbers)
+    if known is None:  # a schedule changes them in each step
+        known = _numbers[numbers] = _rows(*numbers[:3]), numbers[3]
+    elif isinstance(known[1], np.generic):
+        known = _numbers[numbers] = jax.device_put(known)
+    return known
+
+
+def _rows(*rows: Any) -> tuple[Any, ...]:
+    # One argument per scalar lets equally shaped parameters share a kernel on CPU, which compiles ten times faster.
+    # On an accelerator each argument would cost a host-to-device copy per call.
+    return rows if jax.default_backend() == "cpu" else tuple([np.asarray(row) if len(row) else () for row in rows])
 
 
 def put_like(value: Any, weight: Any) -> Array:
@@ -246,6 +261,8 @@ def existing_states(optimizer: Any, indices: Sequence[Any], nested: Sequence[Any
         ValueError: a state is None although the rule has slots.
     """
     names, states = slot_names(optimizer), []
+    if not names:
+        return [()] * len(nested)
     hides = not optimizer.hidden_slots.isdisjoint(names)
     for index, state, weight in zip(indices, nested, weights, strict=True):
         slots = state_from_mxnet(optimizer, state, is_small(weight), names)
@@ -289,7 +306,9 @@ def warn_of_precision(optimizer: Any, weight: Any) -> None:
 
 def nested_leaves(nested: Any) -> tuple[Any, ...]:
     """Return the arrays of a nested state as a tuple, depth first; a sparse array is one leaf, None has no leaves."""
-    return tuple(jax.tree.leaves(nested, is_leaf=_is_leaf))
+    if isinstance(nested, (tuple, list)):
+        return tuple([leaf for part in nested for leaf in nested_leaves(part)])
+    return () if nested is None else (nested,)
 
 
 def check_arrays(path: saved.Path, states: Mapping[Any, Any]) -> None:

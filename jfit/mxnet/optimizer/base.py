@@ -5,6 +5,7 @@ A compiled update is specialized on `hyper_key()` only; rates, multipliers, coun
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import warnings
@@ -32,6 +33,7 @@ from jfit.ops import nearest
 from jfit.optim.core import MASTER, copied, is_small, wide
 
 Index = int | str
+_NUMBERS = ["multipliers", "learning_rate", "rate", "count", "_update_count", "_get_lr", "_get_lrs", "_get_wd", "_get_wds"]
 Hyper = tuple[tuple[str, Any], ...]
 OptimizerClass = TypeVar("OptimizerClass", bound=type)
 
@@ -323,17 +325,27 @@ class Optimizer:
         return done, rates
 
     def rows(self, indices: Sequence[Any], one_by_one: bool = False) -> tuple[Any, ...]:
-        """Count one update of each index; return (rates, decays, update counts before this one, lr_mult), (P,) each.
+        """Count one update of each index; return (update counts before this one, (rates, decays, lr_mult)), of length P each.
 
         Rates already include lr_mult, and the last entry is `()`, unless the rule needs lr_mult as a separate argument
         (`separate_lr_mult`).
         """
+        if self.lr_scheduler is None and self._not_overridden(_NUMBERS):  # the rate does not depend on the counts
+            self.count(indices)
+            params, counts = self.param_dict, self._index_update_count
+            mults = [(p.lr_mult, p.wd_mult) for i in indices if (p := params.get(i)) is not None]
+            if len(mults) < len(indices):
+                mults = [(self._multiplier("lr_mult", i), self._multiplier("wd_mult", i)) for i in indices]
+            numbers = _scaled(float(self.lr), float(self.wd), self.separate_lr_mult, *zip(*mults, strict=True))
+            return [counts[i] - 1 for i in indices], numbers
         done, rates = self.advance(indices, one_by_one)
         lr_mult, wd_mult = self.multipliers(indices)
         decays = np.asarray(self._get_or("wd", indices, np.float32(self.wd) * wd_mult), np.float32)
         if self._overrides_get("lr"):
-            return rates, decays, done, ()
-        return (rates, decays, done, lr_mult) if self.separate_lr_mult else (rates * lr_mult, decays, done, ())
+            lr_mult = ()
+        elif not self.separate_lr_mult:
+            rates, lr_mult = rates * lr_mult, ()
+        return done, (tuple(rates), tuple(decays), tuple(lr_mult))
 
     def _overrides_get(self, kind: str) -> bool:
         names = (f"_get_{kind}s",) if self.aggregate_num else (f"_get_{kind}s", f"_get_{kind}")
@@ -379,11 +391,15 @@ class Optimizer:
         """
         assert self.rule is not None  # a class that updates in Python has no hyperparameters of a rule
         clip = self.clip_gradient
-        hyper = {"wd": self.wd, "clip_gradient": clip if clip and clip > 0 else None}
-        hyper |= {self.rule_names.get(name, name): getattr(self, name) for name in self.parameters}
-        hyper |= {"multi_precision": True} if self.multi_precision else {}
-        hyper |= {name: False for name in self.off_switches if not getattr(self, name)}
-        return self.rule, (*((name, _plain(value)) for name, value in hyper.items()), *extra)
+        hyper = {"wd": _plain(self.wd), "clip_gradient": _plain(clip) if clip and clip > 0 else None}
+        for name in self.parameters:
+            hyper[self.rule_names.get(name, name)] = _plain(getattr(self, name))
+        if self.multi_precision:
+            hyper["multi_precision"] = True
+        for name in self.off_switches:
+            if not getattr(self, name):
+                hyper[name] = False
+        return self.rule, (*hyper.items(), *extra)
 
     def hyper_for_indices(self, indices: Sequence[Any], one_by_one: bool) -> Hyper:
         """Return extra hyperparameters for rules that depend on the set and order of the updated parameters (LARS), else `()`.
@@ -434,8 +450,7 @@ class Optimizer:
     @property
     def is_pure(self) -> bool:
         """Return whether a compiled step can do the whole update: no subclass overrides updates, states, counts or rates."""
-        names = ("learning_rate", "rate", "count", "_update_count", "_get_lr", "_get_lrs", "_get_wd", "_get_wds")
-        return self.takes_lists and self._not_overridden(names)
+        return self.takes_lists and self._not_overridden(_NUMBERS[1:])
 
     @property
     def takes_lists(self) -> bool:
@@ -511,12 +526,13 @@ class Optimizer:
         weights = [as_array(w) for w in weight]
         slots = existing_states(self, index, state, weights)
         new, after = apply_update(self, index, weights, grad, slots, one_by_one)
-        store_hidden(self, index, after)
-        names = slot_names(self)
-        for box, value, old, columns in zip(weight, new, state, after, strict=True):
+        for box, value in zip(weight, new, strict=True):
             replace(box, value)
-            for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(self, columns, names)), strict=False):
-                replace(part, column)
+        if names := slot_names(self):
+            store_hidden(self, index, after)
+            for old, columns in zip(state, after, strict=True):
+                for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(self, columns, names)), strict=False):
+                    replace(part, column)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update parameters in place, as `update`, with states of `create_state_multi_precision`.
@@ -559,6 +575,15 @@ def _constructor(klass: type[Optimizer], arguments: Mapping[str, Any]) -> Any:
 
     setattr(__init__, "__signature__", signature)  # noqa: B010 (pyright: functions have no such attribute)
     return __init__
+
+
+@functools.lru_cache(maxsize=64)
+def _scaled(lr: float, wd: float, separate: bool, lr_mult: tuple[float, ...], wd_mult: tuple[float, ...]) -> tuple[Any, ...]:
+    """Return the second result of `Optimizer.rows` for an optimizer whose learning rate is `lr`."""
+    mults = np.asarray(lr_mult, np.float32)
+    decays = tuple(np.float32(wd) * np.asarray(wd_mult, np.float32))
+    rates = np.full(len(lr_mult), lr, np.float32)
+    return (tuple(rates), decays, tuple(mults)) if separate else (tuple(rates * mults), decays, ())
 
 
 def _plain(value: Any) -> Any:
