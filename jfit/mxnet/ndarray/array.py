@@ -33,6 +33,8 @@ from jfit.ops import ALIASES, lookup
 
 def _operator(array_op: str, scalar_op: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
     def call(self: NDArray, o: Any) -> Any:
+        if isinstance(o, MutableArray):
+            return run(_binary_call(array_op), (o, self) if swapped else (self, o), NDArray)[0]
         return binary(array_op, scalar_op, self, o, swapped)
 
     return call

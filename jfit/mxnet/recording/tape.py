@@ -70,14 +70,14 @@ class Tape:
         key = call, mode.training, inputs
         step = self.step.next.get(key) or self.step.operation(key, [self.specs[slot] for slot in inputs])
         self.step = step
-        values, results, made, place = self.values, self._results, [], self.places[inputs[0]]
+        place, made = self.places[inputs[0]], []
         for slot, spec in enumerate(step.outputs, step.first):
             array = kind.__new__(kind)
             array._entry = self, slot
-            values.append(None)
+            self.values.append(None)
             self.specs.append(spec)
             self.places.append(place)
-            results[slot] = weakref.ref(array)
+            self._results[slot] = weakref.ref(array)
             made.append(array)
         return made
 
