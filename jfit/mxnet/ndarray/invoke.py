@@ -98,21 +98,25 @@ def run(call: Call, arrays: Sequence[Any], kind: Any = MutableArray) -> list[Any
         arrays = active.policy.cast_arrays(call.op, call.params, [_mutable(a) for a in arrays], cast)
     tape = mode.tape
     if tape is not None:
+        tracked, others = False, False
         for array in arrays:
-            if isinstance(array, MutableArray) and (array._entry is not None or array._grad_req is not None):
-                return tape.record(call, [_mutable(a) for a in arrays], kind)
-    values, fn = [], None
+            if not isinstance(array, MutableArray):
+                others = True
+            elif array._entry is not None or array._grad_req is not None:
+                tracked = True
+        if tracked:
+            return tape.record(call, [_mutable(a) for a in arrays] if others else arrays, kind)
+    values, fn = [jax.random.key_data(keys.next_key())] if call.is_random else [], None
     for array in arrays:  # loops are faster here than comprehensions, which are calls
         value = array.value if isinstance(array, MutableArray) else as_array(array)
         if isinstance(value, np.ndarray):
             value, fn = on_device(value), host.computes or None
         values.append(value)
-    key = jax.random.key_data(keys.next_key()) if call.is_random else None
     try:
         fn = fn and _numpy_function(call.op.name, values)
-        outputs = call.run[mode.training](key, *values) if fn is None else (fn(*values),)
+        outputs = call.run[mode.training](*values) if fn is None else (fn(*values),)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        raise refused(call, values, error) from error
+        raise refused(call, values[call.is_random :], error) from error
     except jax.errors.JaxRuntimeError:  # of Python code of the user that the program called
         with translated():
             raise
@@ -186,7 +190,7 @@ def with_number(name: str, array: Any, scalar: Any, kind: Any = MutableArray) ->
     if fn is not None:  # a number is rounded to JAX's default dtype first, as an argument of a compiled function is
         with np.errstate(over="ignore"):
             return kind(fn(array, np.asarray(number, jax.dtypes.canonicalize_dtype(float)).astype(array.dtype)))
-    return kind(_number_call(name).run[False](None, array, number)[0])
+    return kind(_number_call(name).run[False](array, number)[0])
 
 
 @functools.cache

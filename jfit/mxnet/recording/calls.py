@@ -32,7 +32,7 @@ class Call:
         is_random: whether it takes a key.
         aux: positions of the auxiliary states among the inputs.
         is_own: whether it calls no Python code of the user.
-        run: for each training mode (False, True) the compiled function (key data or None, *inputs) -> visible outputs, a tuple.
+        run: for each training mode (False, True) the compiled function (key data if `is_random`, *inputs) -> visible outputs, a tuple.
         shapes: function (training mode, shapes and dtypes of the inputs, a tuple) -> those of the visible outputs.
         pull: for each mode the compiled function (key data or None, inputs, cotangents of the outputs) -> (cotangents of the
             inputs, new auxiliary states).
@@ -45,7 +45,8 @@ class Call:
         self.aux = tuple(range(count, count + len(op.aux)))
         # keep_unused: zeros_like does not read its input, but its output must be on the input's device
         build = functools.partial(jax.jit, keep_unused=True) if build is jax.jit else build
-        self.run = [build(functools.partial(self.outputs, train)) for train in (False, True)]
+        key = () if self.is_random else (None,)
+        self.run = [build(functools.partial(self.outputs, train, *key)) for train in (False, True)]
         self.pull = [jax.jit(functools.partial(self._pull, train)) for train in (False, True)]
 
     def outputs(self, train: bool, key: Any, *arrays: Any) -> tuple[Any, ...]:

@@ -179,7 +179,7 @@ class Plan:
                 continue
             call: Any = step.call
             ins = [values[slot] for slot in step.inputs]
-            pulled, new = call.pull[step.train](_key_of(key, step), ins, outs)
+            pulled, new = call.pull[step.train](next(iter(_key_of(key, step)), None), ins, outs)
             for slot, gradient in zip(step.inputs, pulled, strict=True):
                 if gradient is not None:
                     cotangents[slot] = gradient if slot not in cotangents else cotangents[slot] + gradient
@@ -234,7 +234,7 @@ class Plan:
         values = dict(zip(self.leaves, leaves, strict=True))
         for step in self._steps:
             assert step.call is not None
-            outputs = step.call.run[step.train](_key_of(key, step), *(values[slot] for slot in step.inputs))
+            outputs = step.call.run[step.train](*_key_of(key, step), *(values[slot] for slot in step.inputs))
             values.update(enumerate(outputs, step.first))
         return values
 
@@ -249,12 +249,12 @@ class Plan:
         return function_call(gradient, 1 + len(self.leaves) + len(self.heads))
 
 
-def _key_of(key: Any, step: Step) -> Any:
-    """Return the key that the node of a step has in the program of its graph."""
+def _key_of(key: Any, step: Step) -> list[Any]:
+    """Return the key that the node of a step has in the program of its graph, in a list; [] if it needs none."""
     assert step.call is not None
-    if not step.call.op.needs_rng:
-        return None
-    return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), zlib.crc32(f"n{step.first}".encode())))
+    if not step.call.is_random:
+        return []
+    return [jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), zlib.crc32(f"n{step.first}".encode())))]
 
 
 def _slots(step: Step) -> range:

@@ -25,6 +25,8 @@ class Mode(threading.local):
 
 
 mode = Mode()
+_new: Any = object.__new__
+_ref = weakref.ref
 _root = [Step(None, ())]
 _serials = itertools.count()
 
@@ -66,19 +68,21 @@ class Tape:
         Raises:
             MXNetError: the operation does not accept arrays of these shapes and dtypes.
         """
-        inputs = tuple([e[1] if (e := a._entry) is not None and e[0] is self else self._leaf(a) for a in arrays])
-        key = call, mode.training, inputs
+        inputs, made = [], []
+        for array in arrays:
+            entry = array._entry
+            inputs.append(entry[1] if entry is not None and entry[0] is self else self._leaf(array))
+        key = call, mode.training, (*inputs,)
         step = self.step.next.get(key) or self.step.operation(key, [self.specs[slot] for slot in inputs])
-        self.step = step
-        place, made = self.places[inputs[0]], []
-        for slot, spec in enumerate(step.outputs, step.first):
-            array = kind.__new__(kind)
+        self.step, slot, place = step, step.first, self.places[inputs[0]]
+        self.specs += step.outputs
+        for _ in step.outputs:
+            made.append(array := _new(kind))
             array._entry = self, slot
             self.values.append(None)
-            self.specs.append(spec)
             self.places.append(place)
-            self._results[slot] = weakref.ref(array)
-            made.append(array)
+            self._results[slot] = _ref(array)
+            slot += 1
         return made
 
     def replace(self, result: Any, array: Any) -> None:
