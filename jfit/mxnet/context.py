@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any, ClassVar
 
 import jax
 
-from jfit.mxnet.mutable import is_tracer
 from jfit.parallel import contexts
 
 __all__ = ["Context", "cpu", "cpu_pinned", "current_context", "gpu", "num_gpus", "tpu"]
-
-_local = threading.local()
 _KINDS = {"cpu_pinned": "cpu", "cpu_shared": "cpu"}  # MXNet's CPU memory kinds; jfit does not distinguish them
 
 
@@ -77,11 +75,11 @@ class Context(contexts.Context, metaclass=_DefaultContext):
         return self.index
 
     def __enter__(self) -> Context:
-        _stack().append(self)
+        _local.stack.append(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _stack().pop()
+        _local.stack.pop()
 
     devtype2str: ClassVar = {1: "cpu", 2: "gpu", 3: "cpu_pinned", 5: "cpu_shared", 6: "tpu"}  # MXNet has no TPU
     _default_ctx: ClassVar = _Current()
@@ -91,9 +89,14 @@ class Context(contexts.Context, metaclass=_DefaultContext):
         """Do nothing: XLA manages device memory and has no cache to empty."""
 
 
-def _stack() -> list[Context]:
-    """Return the contexts of this thread: the default, then those of all `with ctx:` blocks that are open."""
-    return _local.__dict__.setdefault("stack", [Context("cpu", 0)])
+class _Local(threading.local):
+    """`stack`: the contexts of this thread: the default, then those of all `with ctx:` blocks that are open."""
+
+    def __init__(self) -> None:
+        self.stack = [Context("cpu", 0)]
+
+
+_local = _Local()
 
 
 def set_default(ctx: Context) -> None:
@@ -102,7 +105,7 @@ def set_default(ctx: Context) -> None:
     Example:
         >>> set_default(cpu(0))
     """
-    _stack()[-1] = Context(ctx)
+    _local.stack[-1] = Context(ctx)
 
 
 def cpu(device_id: int = 0) -> Context:
@@ -195,7 +198,7 @@ def current_context() -> Context:
         >>> current_context()
         cpu(0)
     """
-    return _stack()[-1]
+    return _local.stack[-1]
 
 
 def context_of(array: Any) -> Context:
@@ -212,9 +215,15 @@ def context_of(array: Any) -> Context:
         >>> context_of(jnp.ones(2)).device_type in ("cpu", "gpu", "tpu")
         True
     """
-    if not isinstance(array, jax.Array) or is_tracer(array):
+    try:
+        device, *others = array.devices()
+    except (AttributeError, TypeError):
         return current_context()
-    device = min(array.devices(), key=lambda d: d.id)
+    return _context(min((device, *others), key=lambda d: d.id) if others else device)
+
+
+@functools.cache
+def _context(device: Any) -> Context:
     kind = "gpu" if device.platform in ("gpu", "cuda", "rocm") else device.platform
     return Context(kind, jax.local_devices(backend=device.platform).index(device))
 

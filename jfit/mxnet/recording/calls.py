@@ -32,7 +32,8 @@ class Call:
         is_random: whether it takes a key.
         aux: positions of the auxiliary states among the inputs.
         is_own: whether it calls no Python code of the user.
-        run: for each training mode (False, True) the compiled function (key data if `is_random`, *inputs) -> visible outputs, a tuple.
+        run: for each training mode (False, True) the compiled function (key data if `is_random`, *inputs) -> visible outputs, a
+            tuple.
         shapes: function (training mode, shapes and dtypes of the inputs, a tuple) -> those of the visible outputs.
         pull: for each mode the compiled function (key data or None, inputs, cotangents of the outputs) -> (cotangents of the
             inputs, new auxiliary states).
