@@ -261,8 +261,6 @@ def existing_states(optimizer: Any, indices: Sequence[Any], nested: Sequence[Any
         ValueError: a state is None although the rule has slots.
     """
     names, states = slot_names(optimizer), []
-    if not names:
-        return [()] * len(nested)
     hides = not optimizer.hidden_slots.isdisjoint(names)
     for index, state, weight in zip(indices, nested, weights, strict=True):
         slots = state_from_mxnet(optimizer, state, is_small(weight), names)

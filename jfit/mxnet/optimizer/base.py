@@ -10,6 +10,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
 import jax.numpy as jnp
@@ -33,7 +34,9 @@ from jfit.ops import nearest
 from jfit.optim.core import MASTER, copied, is_small, wide
 
 Index = int | str
-_NUMBERS = ["multipliers", "learning_rate", "rate", "count", "_update_count", "_get_lr", "_get_lrs", "_get_wd", "_get_wds"]
+# what a subclass may override: counts and rates, states and updates
+_RATES = attrgetter("learning_rate", "rate", "count", "_update_count", "_get_lr", "_get_lrs", "_get_wd", "_get_wds")
+_UPDATES = attrgetter("update", "update_lists", "update_multi_precision", "create_state", "create_state_multi_precision")
 Hyper = tuple[tuple[str, Any], ...]
 OptimizerClass = TypeVar("OptimizerClass", bound=type)
 
@@ -330,7 +333,8 @@ class Optimizer:
         Rates already include lr_mult, and the last entry is `()`, unless the rule needs lr_mult as a separate argument
         (`separate_lr_mult`).
         """
-        if self.lr_scheduler is None and self._not_overridden(_NUMBERS):  # the rate does not depend on the counts
+        is_usual = self._keeps(_RATES) and type(self).multipliers is Optimizer.multipliers
+        if is_usual and self.lr_scheduler is None:  # the rate does not depend on the counts
             self.count(indices)
             params, counts = self.param_dict, self._index_update_count
             mults = [(p.lr_mult, p.wd_mult) for i in indices if (p := params.get(i)) is not None]
@@ -450,16 +454,15 @@ class Optimizer:
     @property
     def is_pure(self) -> bool:
         """Return whether a compiled step can do the whole update: no subclass overrides updates, states, counts or rates."""
-        return self.takes_lists and self._not_overridden(_NUMBERS[1:])
+        return self.takes_lists and self._keeps(_RATES)
 
     @property
     def takes_lists(self) -> bool:
         """Return whether one call updates any number of parameters: no subclass overrides `update` or the states."""
-        names = ("update", "update_lists", "update_multi_precision", "create_state", "create_state_multi_precision")
-        return self.rule is not None and self._not_overridden(names)
+        return self.rule is not None and self._keeps(_UPDATES)
 
-    def _not_overridden(self, names: Sequence[str]) -> bool:
-        return all(getattr(type(self), name) is getattr(Optimizer, name) for name in names)
+    def _keeps(self, methods: Any) -> bool:
+        return methods(type(self)) == methods(Optimizer)
 
     # ---- state and update, in place on `MutableArray`s
 
@@ -523,12 +526,12 @@ class Optimizer:
             state: results of `create_state_multi_precision`.
             one_by_one: as in `apply_update`.
         """
-        weights = [as_array(w) for w in weight]
-        slots = existing_states(self, index, state, weights)
+        weights, names = [as_array(w) for w in weight], slot_names(self)
+        slots = existing_states(self, index, state, weights) if names else [()] * len(weights)
         new, after = apply_update(self, index, weights, grad, slots, one_by_one)
         for box, value in zip(weight, new, strict=True):
             replace(box, value)
-        if names := slot_names(self):
+        if names:
             store_hidden(self, index, after)
             for old, columns in zip(state, after, strict=True):
                 for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(self, columns, names)), strict=False):

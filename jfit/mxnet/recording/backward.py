@@ -120,8 +120,15 @@ def _wait(head: Any) -> bool:
         return False
     owners = [tape.owners[slot] for slot in plan.variables]
     boxes = [a.grad if a._grad_req == "write" else None for a in owners] + [tape.owners[slot] for slot in plan.aux]
-    if len({*map(id, boxes)}) < len(boxes) or not all(map(_can_wait, boxes, plan.specs)):
+    if len({*map(id, boxes)}) < len(boxes):
         return False
+    for box, spec in zip(boxes, plan.specs, strict=True):
+        if box is None or type(box).value is not MutableArray.value:  # none, or a view
+            return False
+        later = box._later
+        now = box.value if later is None else later[0].specs[later[1]]
+        if now is not spec and (now.shape != spec.shape or now.dtype != spec.dtype):
+            return False
     tape.waiting = pass_ = WaitingPass(tape, plan)
     for i, box in enumerate(boxes):
         if box._later is None:
@@ -131,15 +138,6 @@ def _wait(head: Any) -> bool:
         owner._fresh_grad = True
     tape.release(plan.visited)
     return True
-
-
-def _can_wait(box: Any, spec: Any) -> bool:
-    """Return whether a result of this shape and dtype can be the value of an array that is not computed yet."""
-    if box is None or type(box).value is not MutableArray.value:  # None, or a view
-        return False
-    later = box._later
-    now = box.value if later is None else later[0].specs[later[1]]
-    return now is spec or (now.shape == spec.shape and now.dtype == spec.dtype)
 
 
 class _Pass:
