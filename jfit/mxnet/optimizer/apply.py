@@ -27,10 +27,8 @@ from jfit.mxnet.recording.backward import WaitingPass
 from jfit.optim.core import MASTER, is_small, wide
 from jfit.optim.registry import by_name
 from jfit.optim.rows import on_values
-from jfit.programs import kept
 
 Slots = tuple[Any, ...]
-_numbers = kept(64)  # by their values
 
 
 @functools.lru_cache(maxsize=256)
@@ -107,7 +105,7 @@ def apply_update(
         ([0.5, 0.5], [()])
     """
     key = optimizer.hyper_key(optimizer.hyper_for_indices(indices, one_by_one))
-    slots = tuple(new_state(optimizer, w) if s is None else tuple(s) for w, s in zip(weights, states, strict=True))
+    slots = tuple([new_state(optimizer, w) if s is None else tuple(s) for w, s in zip(weights, states, strict=True)])
     done, numbers = optimizer.rows(indices, one_by_one)
     program, counted = _program(key, any(numbers[1]))
     shared = {name: put_like(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if weights else {}
@@ -160,12 +158,16 @@ def _program(hyper_key: Any, decays: bool) -> tuple[Callable[..., Any], bool]:
 
 def _arguments(*numbers: Any) -> tuple[Any, ...]:
     """Return rates, decays, multipliers and a scale as arguments of a program; on the device if they come again."""
-    known = _numbers.get(numbers)
-    if known is None:  # a schedule changes them in each step
-        known = _numbers[numbers] = _rows(*numbers[:3]), numbers[3]
-    elif isinstance(known[1], np.generic):
-        known = _numbers[numbers] = jax.device_put(known)
-    return known
+    known = _known(*numbers)
+    known["uses"] += 1
+    if known["uses"] == 2:  # not at once: a schedule changes them in each step
+        known["arguments"] = jax.device_put(known["arguments"])
+    return known["arguments"]
+
+
+@functools.lru_cache(maxsize=64)
+def _known(*numbers: Any) -> dict[str, Any]:
+    return {"arguments": (_rows(*numbers[:3]), numbers[3]), "uses": 0}
 
 
 def _rows(*rows: Any) -> tuple[Any, ...]:

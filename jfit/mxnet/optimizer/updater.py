@@ -69,9 +69,11 @@ class Updater:
             return
         optimizer = self.optimizer
         optimizer._set_current_context(_device_id(weight[0]))
+        synced, states = self.states_synced, []
         for i, w in zip(index, weight, strict=True):
-            self._prepare(i, w)
-        states = [self.states[i] for i in index]
+            if i not in self.states or not synced.get(i):
+                self._prepare(i, w)
+            states.append(self.states[i])
         if optimizer.takes_lists:
             optimizer.update_lists(list(index), list(weight), list(grad), states, one_by_one=self.one_by_one)
             return
@@ -121,7 +123,7 @@ class Updater:
     def _prepare(self, index: Any, weight: Any) -> None:
         if index not in self.states:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
-        elif not self.states_synced.get(index, False):
+        else:
             self.states[index] = self._synced(index, weight)
         self.states_synced[index] = True
 

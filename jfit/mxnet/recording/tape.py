@@ -157,17 +157,18 @@ class Tape:
     def keep(self, plan: Plan, extras: Sequence[Any]) -> None:
         """Store the values of the extras of a plan, also in their NDArrays."""
         for slot, value in zip(plan.extras, extras, strict=True):
-            self.values[slot] = value
             array = self._results[slot]()
-            if array is not None and not array.has_value:
+            if array is not None and self.values[slot] is None:
                 array.value, array._later = value, None
+            self.values[slot] = value
 
     def release(self, slots: Iterable[int]) -> None:
         """Forget how results were computed: their gradients were."""
         for slot in slots:
             array = self.owners[slot] if slot in self.owners else self._results[slot]()
             if array is not None and array._entry == (self, slot):
-                array._entry, array._later = None, None if array.has_value else array._entry
+                array._later = array._entry if self.values[slot] is None else None
+                array._entry = None
 
 
 class Pull:
