@@ -92,10 +92,11 @@ class WaitingPass:
         Returns:
             What `update` returns; None if the gradients have to be read.
         """
+        if self._tape is None:
+            return None
         which = [later[1] for g in gradients if (later := getattr(g, "_later", None)) is not None and later[0] is self]
-        places = self._plan.places
-        same = len(which) == len(weights) and all(w is self._leaves[places[i]] for w, i in zip(weights, which, strict=True))
-        if self._tape is None or not same:
+        leaves, places = self._leaves, self._plan.places
+        if [id(w) for w in weights] != [id(leaves[places[i]]) for i in which]:
             return None
         new, extras, aux, computed = self._plan.updated(update, tuple(which), self._key, self._leaves, rest)
         self._finish(extras, computed, aux)
