@@ -7,7 +7,7 @@ next epoch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +74,11 @@ class TextFiles:
         with open_file(path) as file:
             file.seek(at - first)
             text = file.read(min(BLOCK, limit - at))
-            while at + len(text) < limit and not text.endswith(b"\n"):
-                whole = text.rfind(b"\n") + 1
-                if whole:
-                    text = text[:whole]
-                    break
-                if len(text) >= self._longest:
-                    problem = f"found a line of more than {self._longest:,} bytes, expected a row of numbers per line"
-                    raise FormatError(path, f"byte {at - first}", problem, "check that the file is text with line ends.")
-                more = file.read(min(BLOCK, limit - at - len(text)))
-                if not more:
-                    break
-                text += more
+            if not text.endswith(b"\n"):
+                text += file.readline(min(self._longest, limit - at - len(text)))
+        if not text.endswith(b"\n") and len(text) > self._longest:
+            problem = f"found a line of more than {self._longest:,} bytes, expected a row of numbers per line"
+            raise FormatError(path, f"byte {at - first}", problem, "check that the file is text with line ends.")
         if not text:
             problem = "the file is shorter than when it was opened"
             raise FormatError(path, f"byte {at - first}", problem, "do not change it while reading.")
@@ -95,7 +88,8 @@ class TextFiles:
         """Convert a parse error in the block at byte `at` to a `FormatError` with file and line number."""
         path, first, _ = self._file(at)
         with open_file(path) as file:
-            before = sum(piece.count(b"\n") for piece in _pieces(file, at - first))
+            pieces = iter(lambda: file.read(min(1 << 20, at - first - file.tell())), b"")
+            before = sum(piece.count(b"\n") for piece in pieces)
         return FormatError(path, f"line {before + wrong.line + 1}", wrong.problem, wrong.remedy)
 
     def _file(self, at: int) -> tuple[Path, int, int]:
@@ -127,14 +121,8 @@ def _paths(where: str | os.PathLike[str]) -> list[Path]:
     return paths
 
 
-def _pieces(file: Any, size: int) -> Iterator[bytes]:
-    while size > 0 and (piece := file.read(min(size, 1 << 20))):
-        size -= len(piece)
-        yield piece
-
-
 class RowReader:
-    """Read rows from text files; the position can be saved and restored.
+    """Read rows from text files.
 
     Args:
         files: the lines to read.
@@ -146,20 +134,13 @@ class RowReader:
         self.files, self._parse = files, parse
         self._cache: dict[int, tuple[tuple[Any, ...], int]] = {}
         self._cache_bytes = 0
-        self.seek([files.begin, 0, 0])
-
-    def tell(self) -> list[int]:
-        """Position of the next row: [byte where its block starts, row in the block, row in the files]."""
-        return [self._at, self._row, self.number]
-
-    def seek(self, position: Any) -> None:
-        """Go to a position returned by `tell`."""
-        self._at, self._row, self.number = (int(v) for v in position)
-        self._columns: tuple[Any, ...] | None = None
+        self.rewind()
 
     def rewind(self) -> None:
         """Go to the first row."""
-        self.seek([self.files.begin, 0, 0])
+        self._at, self._row = self.files.begin, 0  # byte where the block of the next row starts, and the row in it
+        self.number = 0  # rows read so far
+        self._columns: tuple[Any, ...] | None = None
 
     def take(self, count: int) -> tuple[Any, ...] | None:
         """Read the next `count` rows, or fewer at the end; None after the end.  The caller may write into the arrays.
@@ -172,11 +153,11 @@ class RowReader:
             columns = self._current()
             if columns is None:
                 break
-            low, high = self._row, min(self._row + count, _length(columns))
-            if high > low:
-                parts.append(tuple(take_rows(c, slice(low, high)) for c in columns))
-            self._row, self.number, count = max(low, high), self.number + max(0, high - low), count - max(0, high - low)
-            if self._row >= _length(columns):
+            low, self._row = self._row, min(self._row + count, columns[0].shape[0])
+            if self._row > low:  # a block may have comments only
+                parts.append(tuple(take_rows(c, slice(low, self._row)) for c in columns))
+            self.number, count = self.number + self._row - low, count - (self._row - low)
+            if self._row == columns[0].shape[0]:
                 self._at, self._row, self._columns = self._next, 0, None
         if len(parts) == 1:
             return tuple(copy_rows(column) for column in parts[0])  # a copy, because the block stays in the cache
@@ -204,10 +185,6 @@ class RowReader:
             return self._parse(text), end
         except WrongText as wrong:
             raise self.files.error(at, wrong) from None
-
-
-def _length(columns: tuple[Any, ...]) -> int:
-    return columns[0].shape[0]
 
 
 def _bytes(column: Any) -> int:
