@@ -12,9 +12,6 @@ from jfit.mxnet.recording.calls import graph_call
 def call_graph(symbol: Any, arrays: dict[str, NDArray]) -> list[NDArray]:
     """Call a graph with NDArrays by name, as one operation that is recorded; returns its outputs."""
     call, names = graph_call(symbol)
-    inputs, kind = [], NDArray
-    for name in names:
-        inputs.append(array := arrays[name])
-        if array._kind is not NDArray:  # mx.np.ndarray if one of them is
-            kind = array._kind
+    inputs = [arrays[name] for name in names]
+    kind = next((a._kind for a in inputs if a._kind is not NDArray), NDArray)  # mx.np.ndarray if one of them is
     return run(call, inputs, kind)

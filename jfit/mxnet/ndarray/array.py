@@ -96,7 +96,7 @@ class NDArray(MutableArray):
     @property
     def context(self) -> Context:
         """The device of the array; does not compute the values of a recorded array."""
-        entry = self._entry or self._later
+        entry = self._entry
         return context_of(self.value if entry is None else entry[0].places[entry[1]])
 
     ctx = context

@@ -257,10 +257,8 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
                 break
         count = len(arrays)
         key: Any = count
-        if count < len(args):
+        if kwargs or count < len(args):
             key = (*[_ARRAY if isinstance(a, MutableArray) else a for a in args], _ARRAY, *kwargs.items())
-        elif kwargs:
-            key = count, *kwargs.items()
         try:
             prepared = known.get(key)
         except TypeError:  # an argument is not hashable

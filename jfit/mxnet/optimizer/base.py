@@ -139,7 +139,7 @@ class Optimizer:
         assert isinstance(names, Mapping), f"param_idx2name is {names!r}, expected a dict of parameter names by index."
         self.rescale_grad = rescale_grad
         self.lr_scheduler = lr_scheduler
-        self.lr = 0.01 if learning_rate is None and lr_scheduler is None else learning_rate
+        self.lr: Any = 0.01 if learning_rate is None and lr_scheduler is None else learning_rate
         if lr_scheduler is not None and learning_rate is not None and lr_scheduler.base_lr != learning_rate:
             base = lr_scheduler.base_lr
             print(f"Warning: the optimizer's learning_rate {learning_rate} replaces base_lr {base} of its lr_scheduler.")
@@ -261,7 +261,8 @@ class Optimizer:
 
         A multiplier is that of `param_dict`, else the one set by index, else the one set by name, else 1.
         """
-        return self._multipliers("lr_mult", indices), self._multipliers("wd_mult", indices)
+        lr_mult, wd_mult = [np.asarray(self._multipliers(kind, indices), np.float32) for kind in ("lr_mult", "wd_mult")]
+        return lr_mult, wd_mult
 
     def _of_symbol(self, key: str) -> dict[Any, float]:
         if not self.sym_info:
@@ -275,10 +276,9 @@ class Optimizer:
         table = getattr(self, kind)
         return table[index] if index in table else table.get(self.idx2name.get(index), 1.0)
 
-    def _multipliers(self, kind: str, indices: Sequence[Any]) -> np.ndarray:
-        if not self.param_dict and not getattr(self, kind):
-            return np.ones(len(indices), np.float32)
-        return np.asarray([self._multiplier(kind, i) for i in indices], np.float32)
+    def _multipliers(self, kind: str, indices: Sequence[Any]) -> list[float]:
+        params = self.param_dict
+        return [getattr(params[i], kind) if i in params else self._multiplier(kind, i) for i in indices]
 
     def _get_lrs(self, indices: Sequence[Any]) -> list[float]:
         lr = self.learning_rate
@@ -336,11 +336,8 @@ class Optimizer:
         is_usual = self._keeps(_RATES) and type(self).multipliers is Optimizer.multipliers
         if is_usual and self.lr_scheduler is None:  # the rate does not depend on the counts
             self.count(indices)
-            params, counts = self.param_dict, self._index_update_count
-            mults = [(p.lr_mult, p.wd_mult) for i in indices if (p := params.get(i)) is not None]
-            if len(mults) < len(indices):
-                mults = [(self._multiplier("lr_mult", i), self._multiplier("wd_mult", i)) for i in indices]
-            numbers = _scaled(float(self.lr), float(self.wd), self.separate_lr_mult, *zip(*mults, strict=True))
+            counts, mults = self._index_update_count, [self._multipliers(kind, indices) for kind in ("lr_mult", "wd_mult")]
+            numbers = _scaled(float(self.lr), float(self.wd), self.separate_lr_mult, *map(tuple, mults))
             return [counts[i] - 1 for i in indices], numbers
         done, rates = self.advance(indices, one_by_one)
         lr_mult, wd_mult = self.multipliers(indices)
@@ -395,15 +392,11 @@ class Optimizer:
         """
         assert self.rule is not None  # a class that updates in Python has no hyperparameters of a rule
         clip = self.clip_gradient
-        hyper = {"wd": _plain(self.wd), "clip_gradient": _plain(clip) if clip and clip > 0 else None}
-        for name in self.parameters:
-            hyper[self.rule_names.get(name, name)] = _plain(getattr(self, name))
-        if self.multi_precision:
-            hyper["multi_precision"] = True
-        for name in self.off_switches:
-            if not getattr(self, name):
-                hyper[name] = False
-        return self.rule, (*hyper.items(), *extra)
+        hyper = [("wd", self.wd), ("clip_gradient", clip if clip and clip > 0 else None)]
+        hyper += [(self.rule_names.get(name, name), getattr(self, name)) for name in self.parameters]
+        hyper += [("multi_precision", True)] if self.multi_precision else []
+        hyper += [(name, False) for name in self.off_switches if not getattr(self, name)]
+        return self.rule, (*[(name, _plain(value)) for name, value in hyper], *extra)
 
     def hyper_for_indices(self, indices: Sequence[Any], one_by_one: bool) -> Hyper:
         """Return extra hyperparameters for rules that depend on the set and order of the updated parameters (LARS), else `()`.

@@ -69,11 +69,10 @@ class Updater:
             return
         optimizer = self.optimizer
         optimizer._set_current_context(_device_id(weight[0]))
-        synced, states = self.states_synced, []
         for i, w in zip(index, weight, strict=True):
-            if i not in self.states or not synced.get(i):
+            if i not in self.states or not self.states_synced.get(i):
                 self._prepare(i, w)
-            states.append(self.states[i])
+        states = [self.states[i] for i in index]
         if optimizer.takes_lists:
             optimizer.update_lists(list(index), list(weight), list(grad), states, one_by_one=self.one_by_one)
             return

@@ -60,13 +60,8 @@ class WaitingPass:
     def __init__(self, tape: Tape, plan: Plan) -> None:
         self._tape: Tape | None = tape
         self._plan, self._key, self._leaves = plan, tape.key(plan), tape.leaves(plan)  # as they are now
-        self._results: list[Any] = [None] * len(plan.results)
+        self._results: list[Any] = [None] * len(plan.specs)
         self.specs = plan.specs
-
-    @property
-    def places(self) -> list[Any]:
-        """An array on the device of each result."""
-        return [self._leaves[i] for i in self._plan.places] if self._leaves else self._results
 
     def read(self, number: int) -> Any:
         """Return a result."""
@@ -108,7 +103,7 @@ class WaitingPass:
             self._tape.waiting = self._tape = None
         self._results = [*(gradients or [None] * len(self._plan.variables)), *aux]
         if gradients:
-            self._leaves = []  # of which the arrays may be freed
+            self._leaves = []  # the arrays may be freed
 
 
 def _wait(head: Any) -> bool:
@@ -120,7 +115,7 @@ def _wait(head: Any) -> bool:
     if not plan.may_wait():
         return False
     owners = [tape.owners[slot] for slot in plan.variables]
-    boxes = [a.grad if a._grad_req == "write" else None for a in owners] + [tape.owners[slot] for slot in plan.aux]
+    boxes: list[Any] = [a.grad if a._grad_req == "write" else None for a in owners] + [tape.owners[slot] for slot in plan.aux]
     if len({*map(id, boxes)}) < len(boxes):
         return False
     for box, spec in zip(boxes, plan.specs, strict=True):

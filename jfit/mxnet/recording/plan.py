@@ -39,8 +39,8 @@ class Plan:
         extras: those of `wanted` that it computes.
         visited: slots of all results that the heads depend on.
         aux: slots of the auxiliary states, whose new values it computes.
-        results: slots of the leaves with a result: variables, then auxiliary states.
-        specs: shape and dtype of each of them.
+        places: positions among the leaves of those with a result: of the variables, then of the auxiliary states.
+        specs: shape and dtype of each of these leaves.
         keeps_gradients: whether the gradients are results of a program that also updates the variables.
     """
 
@@ -66,8 +66,9 @@ class Plan:
         self.variables = tuple(slot for slot in self.leaves if slot in used and slot in variables)
         aux = {s.inputs[i]: None for s in self._steps if s.train and s.first in self.visited for i in s.call.aux}  # type: ignore[union-attr]
         self.aux = tuple(aux)
-        self.results = self.variables + self.aux
-        self.specs = [leaves[slot].outputs[0] for slot in self.results]
+        results = self.variables + self.aux
+        self.places, self.specs = [*map(self.leaves.index, results)], [leaves[slot].outputs[0] for slot in results]
+        self._is_own = all(s.call.is_own for s in self._steps)  # type: ignore[union-attr]
         self._train = any(s.train for s in self._steps)
         self.is_random = any(s.call.op.needs_rng for s in self._steps)  # type: ignore[union-attr]
 
@@ -189,15 +190,6 @@ class Plan:
         return grads, [values[slot] for slot in self.extras], [new_aux.get(slot, values[slot]) for slot in self.aux]
 
     # ---------------------------------------------------------------------------------------------- with an update
-    @functools.cached_property
-    def places(self) -> list[int]:
-        """Positions of `results` among `leaves`."""
-        return [self.leaves.index(slot) for slot in self.results]
-
-    @functools.cached_property
-    def _is_own(self) -> bool:
-        return all(s.call.is_own for s in self._steps)  # type: ignore[union-attr]
-
     def may_wait(self) -> bool:
         """Return whether the backward pass would be compiled now, and nobody sees when it runs."""
         return self._is_own and len(self._steps) <= MAX_OPERATIONS and (self._runs > 0 or _new[0] < MAX_NEW)
