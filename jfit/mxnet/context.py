@@ -13,6 +13,7 @@ from jfit.parallel import contexts
 
 __all__ = ["Context", "cpu", "cpu_pinned", "current_context", "gpu", "num_gpus", "tpu"]
 _KINDS = {"cpu_pinned": "cpu", "cpu_shared": "cpu"}  # MXNet's CPU memory kinds; jfit does not distinguish them
+_local = threading.local()
 
 
 class _DefaultContext(type(contexts.Context)):
@@ -78,11 +79,11 @@ class Context(contexts.Context, metaclass=_DefaultContext):
         return self.index
 
     def __enter__(self) -> Context:
-        _local.stack.append(self)
+        _stack().append(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _local.stack.pop()
+        _stack().pop()
 
     devtype2str: ClassVar = {1: "cpu", 2: "gpu", 3: "cpu_pinned", 5: "cpu_shared", 6: "tpu"}  # MXNet has no TPU
     _default_ctx: ClassVar = _Current()
@@ -92,14 +93,9 @@ class Context(contexts.Context, metaclass=_DefaultContext):
         """Do nothing: XLA manages device memory and has no cache to empty."""
 
 
-class _Local(threading.local):
-    """`stack`: the contexts of this thread: the default, then those of all `with ctx:` blocks that are open."""
-
-    def __init__(self) -> None:
-        self.stack = [Context("cpu", 0)]
-
-
-_local = _Local()
+def _stack() -> list[Context]:
+    """Return the contexts of this thread: the default, then those of all `with ctx:` blocks that are open."""
+    return vars(_local).get("stack") or vars(_local).setdefault("stack", [Context("cpu", 0)])
 
 
 def set_default(ctx: Context) -> None:
@@ -108,7 +104,7 @@ def set_default(ctx: Context) -> None:
     Example:
         >>> set_default(cpu(0))
     """
-    _local.stack[-1] = Context(ctx)
+    _stack()[-1] = Context(ctx)
 
 
 def cpu(device_id: int = 0) -> Context:
@@ -201,7 +197,7 @@ def current_context() -> Context:
         >>> current_context()
         cpu(0)
     """
-    return _local.stack[-1]
+    return _stack()[-1]
 
 
 def context_of(array: Any) -> Context:

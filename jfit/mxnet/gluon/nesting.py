@@ -36,8 +36,6 @@ def flatten(args: Any, what: str) -> tuple[list[Any], Any]:
         return [args], 0
     if not isinstance(args, (list, tuple)):
         raise ValueError(f"{what} of a hybridized block are NDArrays or Symbols in (nested) lists; found {type(args).__name__}")
-    if all([isinstance(each, NDArray) for each in args]):  # noqa: C419 (a list is faster)
-        return list(args), [0] * len(args)
     parts = [flatten(each, what) for each in args]
     return [leaf for flat, _ in parts for leaf in flat], [form for _, form in parts]
 

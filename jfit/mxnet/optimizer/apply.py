@@ -111,9 +111,8 @@ def apply_update(
     shared = {name: put_like(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if weights else {}
     done = _rows(np.asarray(done, np.int32))[0] if counted else ()
     rest = slots, done, _arguments(*numbers, np.float32(optimizer.rescale_grad)), shared
-    later = getattr(grads[0], "_later", None) if grads else None
-    waits = later is not None and isinstance(later[0], WaitingPass)
-    together = later[0].update(weights, grads, program, *rest) if waits else None
+    source, _ = (grads and getattr(grads[0], "_later", None)) or (None, 0)
+    together = source.update(weights, grads, program, *rest) if isinstance(source, WaitingPass) else None
     new, after, scalars = together or program(tuple(weights), tuple(map(gradient_of, grads)), *rest)
     optimizer.keep_shared(scalars)
     return list(new), list(after)

@@ -277,8 +277,7 @@ class Optimizer:
         return table[index] if index in table else table.get(self.idx2name.get(index), 1.0)
 
     def _multipliers(self, kind: str, indices: Sequence[Any]) -> list[float]:
-        params = self.param_dict
-        return [getattr(params[i], kind) if i in params else self._multiplier(kind, i) for i in indices]
+        return [self._multiplier(kind, i) for i in indices]
 
     def _get_lrs(self, indices: Sequence[Any]) -> list[float]:
         lr = self.learning_rate

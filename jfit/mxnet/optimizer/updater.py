@@ -70,8 +70,7 @@ class Updater:
         optimizer = self.optimizer
         optimizer._set_current_context(_device_id(weight[0]))
         for i, w in zip(index, weight, strict=True):
-            if i not in self.states or not self.states_synced.get(i):
-                self._prepare(i, w)
+            self._prepare(i, w)
         states = [self.states[i] for i in index]
         if optimizer.takes_lists:
             optimizer.update_lists(list(index), list(weight), list(grad), states, one_by_one=self.one_by_one)
@@ -122,7 +121,7 @@ class Updater:
     def _prepare(self, index: Any, weight: Any) -> None:
         if index not in self.states:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
-        else:
+        elif not self.states_synced.get(index, False):
             self.states[index] = self._synced(index, weight)
         self.states_synced[index] = True
 

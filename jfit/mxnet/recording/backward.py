@@ -22,7 +22,8 @@ _NOT_RECORDED = (
 
 def backward(heads: Sequence[Any], head_gradients: Sequence[Any] | None = None, retain_graph: bool = False) -> None:
     """Compute the gradients of arrays and write them to the `grad` of the variables; see `mx.autograd.backward`."""
-    if not (retain_graph or len(heads) > 1 or any(g is not None for g in head_gradients or ())) and _wait(heads[0]):
+    given = head_gradients or [None]
+    if len(heads) == len(given) == 1 and given[0] is None and not retain_graph and _wait(heads[0]):
         return
     pass_ = _Pass(heads, head_gradients)
     pass_.run(retain_graph)
@@ -119,12 +120,8 @@ def _wait(head: Any) -> bool:
     if len({*map(id, boxes)}) < len(boxes):
         return False
     for box, spec in zip(boxes, plan.specs, strict=True):
-        if box is None or type(box).value is not MutableArray.value:  # none, or a view
-            return False
-        later = box._later
-        now = box.value if later is None else later[0].specs[later[1]]
-        if now is not spec and (now.shape != spec.shape or now.dtype != spec.dtype):
-            return False
+        if box is None or type(box).value is not MutableArray.value or (box.shape, box.dtype) != (spec.shape, spec.dtype):
+            return False  # added to the gradient, or a view
     tape.waiting = pass_ = WaitingPass(tape, plan)
     for i, box in enumerate(boxes):
         if box._later is None:

@@ -26,7 +26,6 @@ class Mode(threading.local):
 
 mode = Mode()
 _new: Any = object.__new__
-_ref = weakref.ref
 _root = [Step(None, ())]
 _serials = itertools.count()
 
@@ -81,7 +80,7 @@ class Tape:
             array._entry = self, slot
             self.values.append(None)
             self.places.append(place)
-            self._results[slot] = _ref(array)
+            self._results[slot] = weakref.ref(array)
             slot += 1
         return made
 
