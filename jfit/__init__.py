@@ -28,10 +28,12 @@ import logging
 if logging.getLogger("jax").level == logging.NOTSET:
     logging.getLogger("jax").setLevel(logging.WARNING)
 
+from jfit import allocator as _allocator
 from jfit import disk_cache as _disk_cache
 from jfit import lazy as _lazy
 
 __version__ = "0.1.0"
 
+_allocator.start()
 _disk_cache.start()
 _lazy.stub(__name__)

@@ -17,7 +17,7 @@ from jfit.loop.replayed import Replay as Replay
 from jfit.lowering import lower as lower, summary as summary
 from jfit.lowering.model import Model as Model, Policy as Policy
 from jfit.mxnet import callback as callback
-from jfit.mxnet.feedforward import FeedForward as FeedForward, TrainingOptions as TrainingOptions
+from jfit.mxnet.feedforward import FeedForward as FeedForward
 from jfit.mxnet.gluon import Parameter as Parameter, ParameterDict as ParameterDict, Trainer as Trainer
 from jfit.mxnet.kvstore import KVStore as KVStore
 from jfit.mxnet.module import (

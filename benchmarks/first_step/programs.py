@@ -233,7 +233,7 @@ def by_jfit(kind: str) -> tuple[Any, tuple[Any, ...]]:
 
     dispatcher: Any = ResidentDispatcher
     original = dispatcher.dispatches
-    dispatcher.dispatches = lambda self, *where: original(self, *where[:4], found)
+    dispatcher.dispatches = lambda self, *where: original(self, *where[:5], found)
     rule = {"learning_rate": LEARNING_RATE, "momentum": MOMENTUM}
     options: dict[str, Any] = {"num_epoch": 1, "optimizer_params": rule, "progress": False, "batch_size": SHAPES[kind][0]}
     model: Any = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from jfit.bench import measure, scaling, torch_ddp
+from jfit.bench import measure, scaling
 
-# `scaling` starts a process with `measure` for each number of devices, and processes with `torch` to compare with.
-COMMANDS = {"scaling": scaling.main, "measure": measure.main, "torch": torch_ddp.main}
+# `scaling` starts a process with `measure` for each number of devices.
+COMMANDS = {"scaling": scaling.main, "measure": measure.main}
 
 
 def main(arguments: list[str]) -> int:

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jfit import counters, distributed, optim
-from jfit.bench import models, peers
+from jfit.bench import models
 from jfit.lowering import lower
 from jfit.parallel import DataParallel, collectives, data_parallel
 from jfit.parallel.contexts import job_devices
@@ -28,6 +28,7 @@ from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
 from jfit.step.state import TrainState, init_state
 
+LEARNING_RATE, MOMENTUM = 0.01, 0.9
 DIGEST_STEPS = 3  # the digest of the parameters is taken once, after these steps
 
 
@@ -46,7 +47,7 @@ class Trainer:
     """
 
     def __init__(self, bench: models.Benchmark, rows: dict[str, np.ndarray], devices: list[Any], rule: Any) -> None:
-        model, optimizer = lower(bench.net), optim.sgd(learning_rate=peers.LEARNING_RATE, momentum=peers.MOMENTUM)
+        model, optimizer = lower(bench.net), optim.sgd(learning_rate=LEARNING_RATE, momentum=MOMENTUM)
         self.rows, self.devices, self.rule = rows, devices, get_reduce(rule)
         self.step: DataParallel = data_parallel(train_step(model, optimizer), devices, reduce=self.rule)
         self.state: TrainState = self.step.place(init_state(model, optimizer, rows))
@@ -98,18 +99,12 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     loops: dict[str, Callable[[int], Any]] = {"jfit": trainer.train}
     if count > 1 and request["reduce"] == "psum":
         loops["alone"] = Trainer(bench, rows, devices, ALONE).train
-    # jfit pads a batch that does not divide by the devices; the hand-written loop does not.
-    hand = None if request["batch"] % count else peers.pmap_loop(request["model"], rows, devices)
-    if hand is not None:
-        loops["hand"] = hand
     times = _interleaved(loops, request["seconds"], request["rounds"])
     seconds = {name: statistics.median(values) for name, values in times.items()}
     host = _slowest(trainer.dispatch_seconds(max(5, min(50, round(request["seconds"] / seconds["jfit"])))))
     result |= {"step_s": seconds["jfit"], "samples_per_s": request["batch"] / seconds["jfit"], "host_s": host}
     if "alone" in loops:
         result["collective_s"] = statistics.median(a - b for a, b in zip(times["jfit"], times["alone"], strict=True))
-    if hand is not None:
-        result["hand_ratio"] = statistics.median(h / j for h, j in zip(times["hand"], times["jfit"], strict=True))
     return result | {"platform": devices[0].platform, "device": devices[0].device_kind}
 
 

@@ -31,8 +31,6 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "MiB sent/device": _scaled("collective_bytes", 2**-20),
     "MiB/device": _scaled("memory_bytes", 2**-20),
     "compile s": lambda row: f"{row['compile_s']:.1f}",
-    "jfit / hand-written pmap": _scaled("hand_ratio", 1),
-    "jfit / torch DDP": lambda row: f"{row['samples_per_s'] / row['torch_per_s']:.2f}" if "torch_per_s" in row else "",
     "digest": lambda row: row["digest"],
 }
 
@@ -59,7 +57,7 @@ def markdown(title: str, results: Sequence[Row], machine: Mapping[str, Any]) -> 
     Args:
         title: heading.
         results: a dict per number of devices, from `jfit.bench.measure.measure`.
-        machine: "cores", "python", "emulated", and versions.
+        machine: "cores", "python", "emulated", "malloc" (`jfit.allocator.state`), and versions.
     """
     rows = [[make(row) for make in COLUMNS.values()] for row in with_efficiency(results)]
     shown = [i for i in range(len(COLUMNS)) if any(row[i] for row in rows)]
@@ -67,7 +65,7 @@ def markdown(title: str, results: Sequence[Row], machine: Mapping[str, Any]) -> 
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     hosts = max(row.get("hosts", 1) for row in results)
     cores = f"{hosts} hosts with {machine['cores']} cores each" if hosts > 1 else f"{machine['cores']} cores"
-    note = f"{results[0]['device']}, {cores}, Python {machine['python']}, jax {machine['jax']}."
+    note = f"{results[0]['device']}, {cores}, Python {machine['python']}, jax {machine['jax']}; {machine['malloc']}."
     # devices share the cores of their host, and other rows may have fewer hosts
     share, most = min((row.get("hosts", 1) * machine["cores"] / row["devices"], row["devices"]) for row in results)
     if machine["emulated"] and share < 1:
@@ -76,29 +74,6 @@ def markdown(title: str, results: Sequence[Row], machine: Mapping[str, Any]) -> 
             f"{share:.2f} is all that {most} devices can have."
         )
     return f"## {title}\n\n{note}\n\n{table}\n"
-
-
-def with_section(page: str, section: str) -> str:
-    """Add a section to a Markdown page, in place of the section with the same heading if the page has one.
-
-    Args:
-        page: text of the page; "" for a new one.
-        section: text that begins with a heading.
-
-    Example:
-        >>> page = with_section("# Page", "## b\\n\\n1\\n")
-        >>> with_section(with_section(page, "## c\\n\\n3\\n"), "## b\\n\\n2\\n")
-        '# Page\\n\\n## b\\n\\n2\\n\\n## c\\n\\n3\\n'
-    """
-    heading, level = section.splitlines()[0], len(section) - len(section.lstrip("#"))
-    lines = page.splitlines()
-    if heading not in lines:
-        return "\n\n".join(part for part in (page.rstrip("\n"), section.rstrip("\n")) if part) + "\n"
-    start = lines.index(heading)
-    after = (i for i in range(start + 1, len(lines)) if lines[i].startswith("#") and len(lines[i].split()[0]) <= level)
-    end = next(after, len(lines))
-    parts = ["\n".join(lines[:start]), section, "\n".join(lines[end:])]
-    return "\n\n".join(part.strip("\n") for part in parts if part.strip("\n")) + "\n"
 
 
 def plot(title: str, results: Sequence[Row], path: Path) -> None:

@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import platform
-import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,8 @@ from typing import Any
 
 import jax
 
-from jfit import distributed
-from jfit.bench import measure, models, processes, report, torch_ddp
+from jfit import allocator, distributed
+from jfit.bench import measure, models, processes, report
 from jfit.distributed.settings import launched
 from jfit.parallel.contexts import cores
 from jfit.step.reduce import RULES
@@ -32,19 +31,8 @@ MOST_EMULATED = 64  # CPU devices of one machine: each has threads of its own, a
 PROBE = "import jax, json; print(json.dumps([jax.default_backend(), jax.device_count()]))"
 
 
-def _files() -> argparse.ArgumentParser:
-    """The options for files that are written, which do not change what is measured."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--json", help="write the results to this file, or '-' for the standard output")
-    parser.add_argument("--markdown", type=Path, help="write the table to this file")
-    parser.add_argument("--append", type=Path, help="add the table to this Markdown file, in place of one with the same title")
-    parser.add_argument("--plot", type=Path, help="draw samples per second and efficiency into this image file")
-    return parser
-
-
 def _parser() -> argparse.ArgumentParser:
-    description = "How training scales over devices."
-    parser = argparse.ArgumentParser(prog="python -m jfit.bench scaling", description=description, parents=[_files()])
+    parser = argparse.ArgumentParser(prog="python -m jfit.bench scaling", description="How training scales over devices.")
     parser.add_argument(
         "--devices",
         type=_counts,
@@ -67,9 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, help="rows per device (weak) or in all (strong); default: that of the model")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a measured block (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="number of blocks, of which medians are shown (default: 5)")
-    parser.add_argument("--torch", action="store_true", help="also measure torch DDP with gloo (CPU; mlp and resnet20)")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for the processes of a row (default: 1800)")
     parser.add_argument("--before", type=Path, help="JSON file of an earlier measurement, whose rows come first in the table")
+    parser.add_argument("--json", help="write the results to this file, or '-': to the standard output instead of a table")
+    parser.add_argument("--plot", help="draw samples per second and efficiency into this image file")
     return parser
 
 
@@ -172,16 +161,15 @@ def main(arguments: Sequence[str]) -> int:
         SystemExit: an invalid option.
     """
     parser = _parser()
-    options, (files, others) = parser.parse_args(arguments), _files().parse_known_args(arguments)
-    options.command = shlex.join(["python", "-m", "jfit.bench", "scaling", *others])
+    options = parser.parse_args(arguments)
     in_job = options.join or launched() is not None
     if in_job:
         distributed.init()
     try:
         todo = requests(options, distributed.num_processes() if in_job else None)
         results = json.loads(options.before.read_text())["results"] if options.before else []
-        for path in vars(files).values() if distributed.is_main() else ():
-            if path is not None and str(path) != "-":
+        for path in (options.json, options.plot) if distributed.is_main() else ():
+            if path not in (None, "-"):
                 Path(path).open("ab").close()  # an error now, and not after the measurement
     except (OSError, ValueError, KeyError) as error:
         parser.error(f"{error}; nothing was measured")
@@ -210,8 +198,6 @@ def _measure_all(
                 log(f"  left out: this machine has {present} device(s)")
                 continue
             results.append(measure.measure(request) if in_job else run(request, backend == "cpu", options.timeout))
-            if options.torch and backend == "cpu" and request["devices"] > 1 and torch_ddp.is_available(options.model):
-                results[-1]["torch_per_s"] = torch_ddp.samples_per_second(request, timeout=options.timeout)
             log(f"  {results[-1]['samples_per_s']:,.0f} samples/s")
     except RuntimeError as error:
         if in_job:
@@ -226,7 +212,7 @@ def _measure_all(
 
 
 def machine(backend: str) -> dict[str, Any]:
-    """Describe this machine: processor cores, Python and jax versions, and whether devices are emulated.
+    """Describe this machine: processor cores, Python and jax versions, whether devices are emulated, and malloc's settings.
 
     Args:
         backend: platform of jax.
@@ -236,22 +222,16 @@ def machine(backend: str) -> dict[str, Any]:
         True
     """
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "jfit")}
-    return {"cores": cores(), "python": platform.python_version(), "emulated": backend == "cpu", **versions}
+    where = {"cores": cores(), "python": platform.python_version(), "emulated": backend == "cpu", "malloc": allocator.state}
+    return where | versions
 
 
 def _write(options: argparse.Namespace, results: list[dict[str, Any]], where: dict[str, Any]) -> None:
     subject = options.model + (" over processes" if any("processes" in row for row in results) else "")
     title = f"{subject}, {options.mode} scaling, reduce={options.reduce}"
-    text = report.markdown(title, results, where)
     document = json.dumps({"title": title, "machine": where, "results": results}, indent=1)
-    print(document if options.json == "-" else text)
+    print(document if options.json == "-" else report.markdown(title, results, where))
     if options.json and options.json != "-":
         Path(options.json).write_text(document)
-    if options.markdown:
-        options.markdown.write_text(text)
-    if options.append:
-        old = options.append.read_text() if options.append.exists() else ""
-        heading, rest = text.split("\n", 1)
-        options.append.write_text(report.with_section(old, f"{heading}\n\n`{options.command}`\n{rest}"))
     if options.plot:
-        report.plot(title, results, options.plot)
+        report.plot(title, results, Path(options.plot))

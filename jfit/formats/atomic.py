@@ -1,6 +1,5 @@
 """Atomic replacement of files and folders: after a crash the path has its old content or its new content, never a mixture."""
 
-import errno
 import functools
 import io
 import os
@@ -12,17 +11,15 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO
 
 # Temporary names contain the process id and 4 digits of the machine: '.<name>.<pid>-<4 hex><8 hex>.tmp'.  '.old' is a folder
-# that is being replaced; '.new' is a complete file of several that are replaced together.
-_TMP, _OLD, _NEW = ".tmp", ".old", ".new"
+# that is being replaced.
+_TMP, _OLD = ".tmp", ".old"
 _FOREIGN_SECONDS = 3600  # a temporary name of another machine is left over if it has not changed for so long
 # Temporary names in use by this process. The process id is not enough: in a container a restarted run often has the same id.
 _ACTIVE: set[str] = set()
-_group: ContextVar["_Group | None"] = ContextVar("group", default=None)  # of the `atomic_together` block of this thread
 
 
 MOST_CHARACTERS = 1000  # of the message of a FormatError
@@ -85,9 +82,9 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[Bin
         >>> atomic_write(tempfile.mkdtemp() + "/note.txt", "new").read_text()
         'new'
     """
-    path, group = Path(path), _group.get()
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path, _TMP) if group is None else group.add(path)
+    temporary = _temporary(path, _TMP)
     _ACTIVE.add(temporary.name)
     try:
         with open(temporary, "xb") as file:
@@ -98,8 +95,6 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[Bin
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        if group is not None:
-            return path
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -110,76 +105,6 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[Bin
     if sync:
         _sync_folder(path.parent)
     return path
-
-
-class _Group:
-    """The files of an `atomic_together` block."""
-
-    def __init__(self) -> None:
-        self.token = _token()
-        self.files: dict[Path, Path] = {}  # file -> temporary file
-
-    def add(self, path: Path) -> Path:
-        """Return the temporary path of a file, which does not exist."""
-        self.files[path] = temporary = _temporary(path, _TMP, self.token)
-        temporary.unlink(missing_ok=True)
-        return temporary
-
-    def replace(self) -> None:
-        """Replace the files, the last one that was written first."""
-        folders = {path.parent for path in self.files}
-        for path in self.files:
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, "a folder is in the place of this file", os.fspath(path))
-        new = {path: temporary.with_suffix(_NEW) for path, temporary in self.files.items()}
-        try:
-            for path, temporary in self.files.items():
-                os.rename(temporary, new[path])
-            self.files.clear()  # from here on, readers find the new content, see `complete_file`
-        finally:
-            for path in self.files:
-                new[path].unlink(missing_ok=True)
-        for folder in folders:
-            _sync_folder(folder)
-        for path, complete in reversed(new.items()):
-            os.replace(complete, path)
-        for folder in folders:
-            _sync_folder(folder)
-
-
-@contextmanager
-def atomic_together() -> Iterator[None]:
-    """Context manager in which several files that `atomic_write` writes are replaced together, at the end of the block.
-
-    After an exception in the block, for example because the disk is full, all files are unchanged.  If the process dies, all
-    files have their old content or all have their new content: a part of the new content may have temporary names then, under
-    which `complete_file` finds it.  A block within another one is part of it.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> with atomic_together():
-        ...     _ = atomic_write(folder / "a.txt", "new"), atomic_write(folder / "b.txt", "new")
-        ...     print((folder / "a.txt").exists())
-        False
-        >>> (folder / "a.txt").read_text(), (folder / "b.txt").read_text()
-        ('new', 'new')
-    """
-    if _group.get() is not None:
-        yield
-        return
-    group = _Group()
-    before = _group.set(group)
-    try:
-        yield
-        _group.reset(before)
-        group.replace()
-    finally:
-        if _group.get() is group:
-            _group.reset(before)
-        for temporary in group.files.values():
-            with suppress(OSError):
-                temporary.unlink()
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
@@ -201,36 +126,6 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """Return the bytes of a file from outside; see `open_file`."""
     with open_file(path) as file:
         return file.read()
-
-
-def complete_file(path: str | os.PathLike[str]) -> str:
-    """Return the path at which to read a file that was written in an `atomic_together` block, without changing anything.
-
-    Args:
-        path: the file; it need not exist.
-
-    Returns:
-        str: `path`, or the path of the temporary file with its new content, if the process died before it was renamed.
-
-    Example:
-        >>> complete_file("missing.params")
-        'missing.params'
-    """
-    folder, name = os.path.split(os.fspath(path))
-    new = [entry for entry in leftovers(folder or ".") if entry.suffix == _NEW and _target(entry.name) == name]
-    return next((os.fspath(entry) for entry in new if _is_complete(entry)), os.fspath(path))
-
-
-def _is_complete(entry: Path) -> bool:
-    """Whether a '.new' file is the newest content of its file: all files of its group were written, and none of them since."""
-    token = entry.name.rsplit(".", 2)[1]
-    try:
-        if any(other.suffix == _TMP and other.name.rsplit(".", 2)[1] == token for other in leftovers(entry.parent)):
-            return False
-        written, target = entry.stat().st_mtime_ns, entry.with_name(_target(entry.name))
-        return not target.exists() or target.stat().st_mtime_ns <= written
-    except FileNotFoundError:
-        return False
 
 
 @contextmanager
@@ -335,13 +230,12 @@ def sweep(folder: str | os.PathLike[str], *, exclusive: bool = False, prefix: st
         []
     """
     swept = []
-    # Old folders first: they are complete, while the new folder of an interrupted replacement may not be.  Temporary files
-    # last: without them, a '.new' file would be taken for complete.
-    for entry in sorted(leftovers(folder), key=lambda entry: (_OLD, _NEW, _TMP).index(entry.suffix)):
+    # Old folders first: they are complete, while the new folder of an interrupted replacement may not be.
+    for entry in sorted(leftovers(folder), key=lambda entry: entry.suffix):
         if entry.name in _ACTIVE or not entry.name[1:].startswith(prefix) or _in_use(entry, exclusive):
             continue
         target = entry.with_name(_target(entry.name))
-        if (entry.suffix == _OLD and not target.exists()) or (entry.suffix == _NEW and _is_complete(entry)):
+        if entry.suffix == _OLD and not target.exists():
             os.replace(entry, target)
         elif entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)
@@ -409,12 +303,8 @@ def trash(folder: str | os.PathLike[str]) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _temporary(path: Path, suffix: str, token: str | None = None) -> Path:
-    return path.with_name(f".{path.name}.{_token() if token is None else token}{suffix}")
-
-
-def _token() -> str:
-    return f"{os.getpid()}-{_machine()}{uuid.uuid4().hex[:8]}"
+def _temporary(path: Path, suffix: str) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}-{_machine()}{uuid.uuid4().hex[:8]}{suffix}")
 
 
 @functools.cache
@@ -450,7 +340,7 @@ def _swap(temporary: Path, path: Path) -> None:
 def _owner(name: str) -> int | None:
     """Process id in a temporary name, or None for any other name."""
     parts = name.rsplit(".", 2)
-    if not name.startswith(".") or len(parts) != 3 or f".{parts[2]}" not in (_TMP, _OLD, _NEW):
+    if not name.startswith(".") or len(parts) != 3 or f".{parts[2]}" not in (_TMP, _OLD):
         return None
     pid, dash, token = parts[1].partition("-")
     return int(pid) if dash and pid.isdecimal() and len(token) == 12 else None

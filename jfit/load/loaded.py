@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jfit.evaluate.scorer import InferenceModel
-from jfit.formats import FormatError, complete_file, load_arrays, load_tensors
+from jfit.formats import FormatError, load_arrays, load_tensors
 from jfit.graph import GraphError, Symbol
 from jfit.graph import load as load_symbol
 from jfit.graph import load_json as symbol_of
@@ -171,11 +171,11 @@ def load(
         [[1.0, 2.0]]
     """
     graph, path = _paths(os.fspath(prefix), epoch, params)
-    arrays, text = _read(complete_file(path))
+    arrays, text = _read(path)
     if graph is None and text is None:
         problem = "it contains no graph"
         raise FormatError(path, "header field 'symbol'", problem, "pass the path of the graph file, and this one as params=.")
-    symbol = load_symbol(complete_file(graph)) if graph is not None else symbol_of(text or "")
+    symbol = load_symbol(graph) if graph is not None else symbol_of(text or "")
     values, states = _split_arrays(path, symbol, arrays, allow_extra)
     model = lower(symbol, inputs=_inputs(symbol, values) if inputs is None else inputs)
     if not allow_missing:

@@ -18,7 +18,7 @@ _CELLS = (
     "RecurrentCell ResidualCell SequentialRNNCell ZoneoutCell"
 )
 # Modules below `jfit.mx` that have the names of the module below `jfit.mxnet` with the same name.
-_SAME = """autograd context contrib.amp gluon.contrib.cnn gluon.contrib.nn gluon.contrib.rnn gluon.data.dataloader
+_SAME = """autograd context contrib.amp gluon.contrib.nn gluon.contrib.rnn gluon.data.dataloader
 gluon.data.dataset gluon.data.sampler gluon.data.vision.datasets gluon.data.vision.transforms
 gluon.contrib.estimator.batch_processor gluon.contrib.estimator.estimator gluon.contrib.estimator.event_handler gluon.loss
 gluon.model_zoo.model_store gluon.model_zoo.vision gluon.nn gluon.nn.activations gluon.nn.basic_layers gluon.nn.conv_layers

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from jfit import counters
-from jfit.formats.atomic import FormatError, atomic_together, complete_file, sweep
+from jfit.formats.atomic import FormatError, sweep
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.sparse import SparseArray, bounded_dense
 from jfit.graph import load
@@ -29,7 +29,9 @@ def save_checkpoint(
     aux_params: Mapping[str, Any],
     remove_amp_cast: bool = True,
 ) -> None:
-    """Write a graph to `prefix-symbol.json` and its parameters to `prefix-%04d.params`, which replace existing files together.
+    """Write a graph to `prefix-symbol.json` and its parameters to `prefix-%04d.params`.
+
+    Each file replaces an existing one atomically.  Temporary files of killed processes are deleted first.
 
     Args:
         prefix: path and first part of the file names.
@@ -47,34 +49,13 @@ def save_checkpoint(
 
     Source: mxnet.model.save_checkpoint of Apache MXNet 1.9.1.
     """
-    with replaced_together(prefix):
-        if symbol is not None:
-            symbol.save(f"{prefix}-symbol.json", remove_amp_cast=remove_amp_cast)
-        save_params(f"{prefix}-{epoch:04d}.params", arg_params, aux_params)
-    logging.info('Saved checkpoint to "%s"', f"{prefix}-{epoch:04d}.params")
-
-
-@contextlib.contextmanager
-def replaced_together(prefix: str) -> Iterator[None]:
-    """Context manager in which the files of a checkpoint are written: they replace existing files at its end, all or none.
-
-    If the process dies in the meantime, `jfit.formats.complete_file` finds the new files under their temporary names.
-    Temporary files of killed processes are deleted first.
-
-    Args:
-        prefix: path and first part of the file names.
-
-    Example:
-        >>> with replaced_together("note"):
-        ...     save_params("note-0007.params", {}, {})
-        >>> os.path.exists("note-0007.params")
-        True
-    """
     folder, name = os.path.split(os.fspath(prefix))
     with contextlib.suppress(OSError):
         sweep(folder or ".", prefix=name)
-    with atomic_together():
-        yield
+    if symbol is not None:
+        symbol.save(f"{prefix}-symbol.json", remove_amp_cast=remove_amp_cast)
+    save_params(f"{prefix}-{epoch:04d}.params", arg_params, aux_params)
+    logging.info('Saved checkpoint to "%s"', f"{prefix}-{epoch:04d}.params")
 
 
 def save_params(path: str, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
@@ -116,7 +97,7 @@ def load_checkpoint(prefix: str, epoch: int) -> tuple[Any, Arrays, Arrays]:
         >>> symbol.name, args, list(auxs)
         ('x', {}, ['mean'])
     """
-    symbol = load(complete_file(f"{prefix}-symbol.json"))
+    symbol = load(f"{prefix}-symbol.json")
     return symbol, *load_params(prefix, epoch)
 
 
@@ -155,7 +136,7 @@ def read_params(path: str) -> tuple[Arrays, Arrays]:
         >>> read_params("s.params")[1]["var"].tolist()
         [1.0]
     """
-    arrays = load_arrays(complete_file(path))
+    arrays = load_arrays(path)
     if not arrays:
         logging.warning("Params file '%s' is empty", path)
         return {}, {}

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from jfit.formats import complete_file
 from jfit.graph.compose import STORAGE_TYPES
-from jfit.mxnet import files, initializer
+from jfit.mxnet import feedforward, files, initializer
 from jfit.mxnet.array_types import ArrayTypes
 from jfit.mxnet.callback import BatchEndParam as BatchEndParam
 from jfit.mxnet.context import current_context
 from jfit.mxnet.errors import translated
-from jfit.mxnet.feedforward import feedforward
 from jfit.mxnet.files import save_checkpoint as save_checkpoint
 from jfit.mxnet.gluon import parameter as parameter
 from jfit.mxnet.gluon import parameter_dict
@@ -93,12 +91,11 @@ class KVStore(store.KVStore):
     _updater_class = Updater
 
 
-def create(name: str = "local", reduce: Any = None) -> store.KVStoreBase:
+def create(name: str = "local") -> store.KVStoreBase:
     """Create a key-value store of NDArrays by type name, as `jfit.mxnet.kvstore.create` does.
 
     Args:
         name: type such as "local", "device" or "dist_sync".
-        reduce: how the training step of a `Module` reduces gradients over devices, such as "ordered" (see `jfit.KVStore`).
 
     Returns:
         KVStore, or the class registered under `name`.
@@ -107,7 +104,7 @@ def create(name: str = "local", reduce: Any = None) -> store.KVStoreBase:
         >>> create("local_update_cpu").type
         'local_update_cpu'
     """
-    return store.create(name, KVStore, reduce=reduce)
+    return store.create(name, KVStore)
 
 
 # ------------------------------------------------------------------------------------------------ mx.gluon
@@ -243,10 +240,6 @@ class FeedForwardModule(Module, feedforward.FeedForwardModule):
     """The Module with which FeedForward trains as MXNet's Python package does."""
 
 
-class JuliaModule(FeedForwardModule, feedforward.JuliaModule):
-    """The Module with which FeedForward trains as MXNet.jl does."""
-
-
 class FeedForwardBucketingModule(BucketingModule, feedforward.FeedForwardBucketingModule):
     """The BucketingModule with which FeedForward trains when its symbol is a function of the bucket key."""
 
@@ -267,7 +260,7 @@ class FeedForward(feedforward.FeedForward):
     """
 
     arrays = NDARRAYS
-    _python_module, julia_module, _bucket_module = FeedForwardModule, JuliaModule, FeedForwardBucketingModule
+    _python_module, _bucket_module = FeedForwardModule, FeedForwardBucketingModule
 
 
 def load_checkpoint(prefix: str, epoch: int) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
@@ -290,7 +283,7 @@ def load_checkpoint(prefix: str, epoch: int) -> tuple[Symbol, dict[str, NDArray]
         >>> load_checkpoint("nets", 1)[1]["w"].shape
         (2,)
     """
-    return load(complete_file(f"{prefix}-symbol.json")), *load_params(prefix, epoch)
+    return load(f"{prefix}-symbol.json"), *load_params(prefix, epoch)
 
 
 def load_params(prefix: str, epoch: int) -> tuple[dict[str, NDArray], dict[str, NDArray]]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
-import json
-import logging  # noqa: F401 (a name of mx.test_utils, as sys and time)
+import json  # noqa: F401 (a name of mx.test_utils, as logging, sys and time)
+import logging  # noqa: F401
 import numbers
 import os
 import platform
@@ -253,26 +252,6 @@ def random_uniform_arrays(*shapes: tuple[int, ...], low: float = 0.0, high: floa
     return [np.random.uniform(low, high, size=s).astype(dtype) for s in shapes]
 
 
-def random_sample(population: Any, k: int) -> Any:
-    """Return k entries of a sequence in random order, without replacement.
-
-    Args:
-        population: list, or NumPy array.
-        k: number of entries, at most as many as there are.
-
-    Returns:
-        The entries, in a sequence of the same type.
-
-    Example:
-        >>> sorted(random_sample([1, 2, 3], 3))
-        [1, 2, 3]
-    """
-    assert 0 <= k <= len(population)
-    shuffled = population[:]
-    np.random.shuffle(shuffled)
-    return shuffled[0:k]
-
-
 def rand_shape_2d(dim0: int = 10, dim1: int = 10, allow_zero_size: bool = False) -> tuple[int, int]:
     """Draw a shape of two axes; each size is between 1 (0 with `allow_zero_size`) and its argument.
 
@@ -329,15 +308,13 @@ def rand_shape_nd(num_dim: int, dim: int = 10, allow_zero_size: bool = False) ->
     return tuple(np.random.randint(0 if allow_zero_size else 1, dim + 1, size=num_dim))
 
 
-def rand_ndarray(
-    shape: Any, stype: str = "default", density: Any = None, dtype: Any = None, modifier_func: Any = None, **options: Any
-) -> Any:
+def rand_ndarray(shape: Any, stype: str = "default", density: Any = None, dtype: Any = None, **options: Any) -> Any:
     """Draw an NDArray: dense from the standard normal distribution, or sparse as `rand_sparse_ndarray`.
 
     Args:
         shape: its shape.
         stype: "default" (dense), "csr" or "row_sparse".
-        density, modifier_func, options: see `rand_sparse_ndarray`.
+        density, options: see `rand_sparse_ndarray`.
         dtype: float32 by default.
 
     Returns:
@@ -349,13 +326,12 @@ def rand_ndarray(
     """
     if stype == "default":
         return array(random_arrays(tuple(shape)), options.get("ctx"), dtype)
-    return rand_sparse_ndarray(shape, stype, density, dtype, modifier_func=modifier_func, **options)[0]
+    return rand_sparse_ndarray(shape, stype, density, dtype, **options)[0]
 
 
 def rand_sparse_ndarray(
-    shape: Sequence[int], stype: str, density: float | None = None, dtype: Any = None, distribution: str | None = None,
-    data_init: float | None = None, rsp_indices: Any = None, modifier_func: Callable[[Any], Any] | None = None,
-    shuffle_csr_indices: bool = False, ctx: Context | None = None,
+    shape: Sequence[int], stype: str, density: float | None = None, dtype: Any = None, *, data_init: float | None = None,
+    rsp_indices: Any = None, ctx: Context | None = None,
 ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
     """Draw a sparse NDArray whose values are uniform in [0, 1).
 
@@ -364,11 +340,8 @@ def rand_sparse_ndarray(
         stype: "csr" or "row_sparse".
         density: fraction of stored values ("csr") or probability that a row is stored ("row_sparse"); drawn by default.
         dtype: float32 by default.
-        distribution: "uniform"; MXNet's "powerlaw" is not supported.
         data_init: value of all stored entries, instead of random ones.
         rsp_indices: indices of the stored rows of "row_sparse".
-        modifier_func: function applied to each stored value of "row_sparse".
-        shuffle_csr_indices: shuffle the columns of each row of "csr".
         ctx: accepted and ignored; the stored values are on the host.
 
     Returns:
@@ -382,7 +355,6 @@ def rand_sparse_ndarray(
         >>> values.shape, rows.tolist()
         ((2, 2), [0, 3])
     """
-    assert distribution in (None, "uniform"), f"distribution is {distribution!r}; jfit draws uniform sparse arrays only"
     density = np.random.rand() if density is None else density
     dtype = np.float32 if dtype is None else dtype
     if stype == "csr":
@@ -391,8 +363,6 @@ def rand_sparse_ndarray(
         csr: Any = scipy.sparse.rand(*shape, density=density, dtype=dtype, format="csr")
         if data_init is not None:
             csr.data.fill(data_init)
-        if shuffle_csr_indices:
-            shuffle_csr_column_indices(csr)
         result = sparse.array(csr)
         return result, (result.indptr, result.indices, result.data)
     assert stype == "row_sparse", f"unknown storage type {stype!r}"
@@ -400,88 +370,7 @@ def rand_sparse_ndarray(
     values = np.random.rand(len(rows), *shape[1:]).astype(dtype)
     if data_init is not None:
         values.fill(data_init)
-    if modifier_func is not None:
-        values = assign_each(values, modifier_func)
     return sparse.row_sparse_array((values, rows), tuple(shape), dtype=dtype), (values, rows)
-
-
-def create_sparse_array(
-    shape: Any, stype: str, data_init: Any = None, rsp_indices: Any = None, dtype: Any = None, density: float = 0.5,
-    **options: Any,
-) -> Any:  # fmt: skip
-    """Return the array of `rand_sparse_ndarray`; `rsp_indices` are sorted.
-
-    Args:
-        shape: its shape.
-        stype: "csr" or "row_sparse".
-        data_init: value of all stored entries, instead of random ones.
-        rsp_indices: indices of the stored rows of "row_sparse", in any order.
-        dtype: float32 by default.
-        density: fraction of stored values ("csr"), or probability that a row is stored ("row_sparse").
-        options: other arguments of `rand_sparse_ndarray`.
-
-    Returns:
-        CSRNDArray or RowSparseNDArray.
-
-    Example:
-        >>> create_sparse_array((3, 2), "row_sparse", data_init=1, rsp_indices=[2, 0]).asnumpy().tolist()
-        [[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
-    """
-    rows = None if rsp_indices is None else np.sort(np.asarray(rsp_indices))
-    return rand_sparse_ndarray(shape, stype, density, dtype, data_init=data_init, rsp_indices=rows, **options)[0]
-
-
-def shuffle_csr_column_indices(csr: Any) -> None:
-    """Shuffle the column indices of each row of a CSR matrix in place.
-
-    Args:
-        csr: a `scipy.sparse.csr_matrix`; values keep their places in `data`.
-
-    Example:
-        >>> import scipy.sparse
-        >>> matrix = scipy.sparse.csr_matrix(np.ones((1, 3)))
-        >>> shuffle_csr_column_indices(matrix)
-        >>> sorted(matrix.indices.tolist())
-        [0, 1, 2]
-    """
-    for start, stop in itertools.pairwise(csr.indptr):
-        columns = np.array(csr.indices[start:stop])
-        np.random.shuffle(columns)
-        csr.indices[start:stop] = columns
-
-
-def assign_each(the_input: np.ndarray, function: Callable[[Any], Any] | None) -> np.ndarray:
-    """Return function(x) of each value x as a float64 array; a copy if there is no function.
-
-    Args:
-        the_input: NumPy array.
-        function: function of a number, or None.
-
-    Returns:
-        NumPy array of the same shape.
-
-    Example:
-        >>> assign_each(np.array([1, 2]), lambda x: x * x).tolist()
-        [1.0, 4.0]
-    """
-    return np.array(the_input) if function is None else np.vectorize(function, [np.float64])(the_input)
-
-
-def assign_each2(input1: np.ndarray, input2: np.ndarray, function: Callable[[Any, Any], Any] | None) -> np.ndarray:
-    """Return function(x, y) of each pair of values as a float64 array; a copy of the first array if there is no function.
-
-    Args:
-        input1, input2: NumPy arrays of the same shape.
-        function: function of two numbers, or None.
-
-    Returns:
-        NumPy array of the same shape.
-
-    Example:
-        >>> assign_each2(np.array([1, 2]), np.array([3, 4]), lambda x, y: x * y).tolist()
-        [3.0, 8.0]
-    """
-    return np.array(input1) if function is None else np.vectorize(function, [np.float64])(input1, input2)
 
 
 def np_reduce(dat: np.ndarray, axis: Any, keepdims: bool, numpy_reduce_func: Callable[..., Any]) -> np.ndarray:
@@ -801,24 +690,6 @@ def compare_optimizer(
         compare_ndarray_tuple(*weight, rtol, atol)
 
 
-def same_symbol_structure(sym1: Symbol, sym2: Symbol) -> bool:
-    """Return whether the nodes of two graphs call the same operators, in order.
-
-    Args:
-        sym1, sym2: the symbols.
-
-    Returns:
-        bool.
-
-    Example:
-        >>> x, y = Variable("x"), Variable("y")
-        >>> same_symbol_structure(x + y, y + x), same_symbol_structure(x + y, x * y)
-        (True, False)
-    """
-    nodes = (json.loads(sym.tojson())["nodes"] for sym in (sym1, sym2))
-    return all(a["op"] == b["op"] for a, b in zip(*nodes, strict=False))
-
-
 # ------------------------------------------------------------------------------------------------ checks of symbols
 def simple_forward(sym: Symbol, ctx: Context | None = None, is_train: bool = False, **inputs: Any) -> Any:
     """Compute the outputs of a symbol from arrays by name; one NumPy array, or a list of them.
@@ -1131,130 +1002,6 @@ def check_consistency(
     for executor in executors:
         executor.backward([h.as_in_context(o.context).astype(o.dtype) for h, o in zip(heads, executor.outputs, strict=True)])
     return compare("Train", [{**executor.output_dict, **executor.grad_dict} for executor in executors])
-
-
-# ------------------------------------------------------------------------------------------------ random generators
-def gen_buckets_probs_with_ppf(ppf: Callable[[float], float], nbuckets: int) -> tuple[list[Any], list[float]]:
-    """Return `nbuckets` intervals of equal probability and these probabilities, from a quantile function.
-
-    Args:
-        ppf: quantile function of a distribution, such as `scipy.stats.norm.ppf`.
-        nbuckets: number of intervals.
-
-    Returns:
-        List of (low, high), and list of probabilities.
-
-    Example:
-        >>> gen_buckets_probs_with_ppf(lambda p: 10 * p, 2)
-        ([(0.0, 5.0), (5.0, 10.0)], [0.5, 0.5])
-    """
-    assert nbuckets > 0
-    edges = [ppf(i / float(nbuckets)) for i in range(nbuckets + 1)]
-    return list(itertools.pairwise(edges)), [1.0 / nbuckets] * nbuckets
-
-
-def mean_check(generator: Callable[[int], Any], mu: float, sigma: float, nsamples: int = 1000000) -> bool:
-    """Return whether |mean of generator(n) - mu| < 3 sigma / sqrt(n).
-
-    Args:
-        generator: function of the number of samples.
-        mu, sigma: mean and standard deviation of the distribution.
-        nsamples: n, the number of samples.
-
-    Returns:
-        bool.
-
-    Example:
-        >>> mean_check(lambda n: np.tile([0.0, 2.0], n // 2), mu=1, sigma=1, nsamples=100)
-        True
-    """
-    return bool(abs(np.mean(np.array(generator(nsamples))) - mu) < 3 * sigma / np.sqrt(nsamples))
-
-
-def var_check(generator: Callable[[int], Any], sigma: float, nsamples: int = 1000000) -> bool:
-    """Return whether |variance of generator(n) - sigma²| < 3 sqrt(2 sigma⁴ / (n - 1)).
-
-    Args:
-        generator: function of the number of samples.
-        sigma: standard deviation of the distribution.
-        nsamples: n, the number of samples.
-
-    Returns:
-        bool.
-
-    Example:
-        >>> var_check(lambda n: np.tile([0.0, 2.0], n // 2), sigma=1, nsamples=100)
-        True
-    """
-    variance = np.var(np.array(generator(nsamples)), ddof=1)
-    return bool(abs(variance - sigma**2) < 3 * np.sqrt(2 * sigma**4 / (nsamples - 1)))
-
-
-def chi_square_check(
-    generator: Callable[[int], Any], buckets: list[Any], probs: Sequence[float], nsamples: int = 1000000
-) -> Any:
-    """Compare samples with a distribution by Pearson's chi-square test.
-
-    Args:
-        generator: function of the number of samples.
-        buckets: list of intervals (low, high) in ascending order, or of values.
-        probs: probability of each.
-        nsamples: number of samples.
-
-    Returns:
-        (p value, observed counts, expected counts).
-
-    Example:
-        >>> p, observed, expected = chi_square_check(lambda n: np.tile([0, 1], n // 2), [0, 1], [0.5, 0.5], nsamples=100)
-        >>> float(p), observed.tolist(), expected.tolist()
-        (1.0, [50, 50], [50, 50])
-    """
-    from scipy import stats
-
-    assert isinstance(buckets, list)
-    assert len(probs) == len(buckets)
-    samples = np.asarray(_on_host(generator(nsamples))).reshape(-1)
-    counted = (nsamples * np.array(probs, np.float32)).astype(np.int32)
-    if isinstance(buckets[0], (list, tuple)):
-        edges = np.array(buckets, np.float32).reshape(-1)
-        assert np.all(edges[:-1] <= edges[1:]), "the buckets have to be in ascending order and must not intersect"
-        samples, buckets = np.searchsorted(edges, samples, side="right") // 2, list(range(len(buckets)))
-    observed = np.array([(samples == bucket).sum() for bucket in buckets])
-    statistic = np.sum((observed - counted) ** 2 / counted)  # scipy's chisquare demands equal sums; rounding makes them differ
-    return stats.chi2.sf(statistic, len(buckets) - 1), observed, counted
-
-
-def verify_generator(
-    generator: Any, buckets: list, probs: Any, nsamples: int = 10**6, nrepeat: int = 5, success_rate: float = 0.2,
-    alpha: float = 0.05,
-) -> list[float]:  # fmt: skip
-    """Repeat `chi_square_check`, and check that enough of its p values are large.
-
-    Raises:
-        AssertionError: fewer than nrepeat * success_rate of them are above `alpha`.
-
-    Args:
-        generator: function of the number of samples.
-        buckets: list of intervals (low, high) in ascending order, or of values.
-        probs: probability of each.
-        nsamples: number of samples of each repetition.
-        nrepeat: number of repetitions.
-        success_rate: fraction of the p values that have to be above `alpha`.
-        alpha: the limit of a p value.
-
-    Returns:
-        The p values.
-
-    Example:
-        >>> p = verify_generator(lambda n: np.tile([0, 1], n // 2), [0, 1], [0.5, 0.5], nsamples=100, nrepeat=2)
-        >>> [float(v) for v in p]
-        [1.0, 1.0]
-    """
-    results = [chi_square_check(generator, buckets, probs, nsamples) for _ in range(nrepeat)]
-    p = [r[0] for r in results]
-    if np.sum(np.array(p) > alpha) < nrepeat * success_rate:
-        raise AssertionError(f"Generator test fails, Chi-square p={p}, observed and expected counts {results[-1][1:]}")
-    return p
 
 
 # ------------------------------------------------------------------------------------------------ files and data sets

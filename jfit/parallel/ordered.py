@@ -85,8 +85,6 @@ class OrderedSteps:
         result: function of the `StepOut`, traced into the program of the update; default: the `StepOut`.
         of_slice: `of_slice(outputs, batch, axis) -> pytree`, values of a slice, traced into its program; default: the outputs
             of the model if the step returns them.
-        rescaled: `rescaled(rescale=r) -> step`, the step with another factor of its gradients, if every call passes the factor
-            as an argument of the program.  None: the factor of `step`.
         gathered: in a job, whether the values are those of all slices.  False: those of the slices of this process.
 
     Raises:
@@ -110,7 +108,6 @@ class OrderedSteps:
         *,
         result: Callable[[StepOut], Any] = _unchanged,
         of_slice: Callable[[Any, Batch, VirtualSlice], Any] | None = None,
-        rescaled: Callable[..., Any] | None = None,
         gathered: bool = True,
     ) -> None:
         count = step.reduce.slices
@@ -130,16 +127,14 @@ class OrderedSteps:
             return sums, outputs if of_slice is None else of_slice(outputs, batch, VirtualSlice(number, count))
 
         def finish(weighted: bool) -> Program:
-            def fn(state: TrainState, sums: Any, *rescale: Any, axis_name: str | None = None) -> Any:
-                update = step if rescaled is None else rescaled(rescale=rescale[0])
-                state, out = update.finish(state, reduced(sums, state), state.local, weighted)
+            def fn(state: TrainState, sums: Any, axis_name: str | None = None) -> Any:
+                state, out = step.finish(state, reduced(sums, state), state.local, weighted)
                 return state, result(out)
 
             # With several devices, the arguments are the first device's buffers of arrays that the caller still has.
             donate = (0,) if self._is_alone else ()
-            axes = (None, None) if rescaled is None else (None, None, None)
-            keyed = Made(fn, "finish", step if rescaled is None else rescaled, weighted, result)
-            return compile_spmd(keyed, self._devices[:1], axes, None, donate=donate, name="train_update")
+            keyed = Made(fn, "finish", step, weighted, result)
+            return compile_spmd(keyed, self._devices[:1], (None, None), None, donate=donate, name="train_update")
 
         self._one = Program(Made(one, "slice", step, of_slice, count), jax.jit, name="train_slice")
         self._sum: Any = Program(tree_sum, jax.jit, name="train_sum")
@@ -151,13 +146,12 @@ class OrderedSteps:
         self._finish = {weighted: finish(weighted) for weighted in (False, True)}
         self._before: Any = None  # an array that is ready when the step before is done
 
-    def __call__(self, state: TrainState, batch: Batch, *rescale: Any) -> tuple[TrainState, Any, Any]:
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Any, Any]:
         """Run one step.
 
         Args:
             state: `TrainState`, replicated on the devices; donated if there is one device.
             batch: the slices of this process, (slices, rows, ...), from `split_batch`.
-            rescale: factor of the summed gradients, only with `rescaled`.
 
         Returns:
             (new `TrainState`, result, values of the slices with a leading axis (slices, ...)).
@@ -174,7 +168,7 @@ class OrderedSteps:
         total = self._sum(sums)
         if self._before is not None and not self._before.is_deleted():
             counters.wait(self._before)  # sync: the step before, while this one runs; bounds the memory of gradients
-        state, result = self._finish[batch.weight is not None](states[first], total, *rescale)
+        state, result = self._finish[batch.weight is not None](states[first], total)
         self._before = min(jax.tree.leaves(result), key=lambda leaf: leaf.nbytes)
         values = self._stacked(values) if jax.tree.leaves(values) else values[0]
         return (state if self._is_alone else jax.device_put(state, self._everywhere)), result, values

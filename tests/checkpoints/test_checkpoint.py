@@ -113,7 +113,7 @@ def test_verify_detects_a_writer_that_changes_values(tmp_path, monkeypatch):
         (lambda f: (f / "meta.json").unlink(), "meta.json: the file is missing"),
         (lambda f: (f / "meta.json").write_text("{"), "content: it is not valid JSON"),
         (lambda f: (f / "meta.json").write_text("{}"), "field 'sha256': the digest of the file is missing"),
-        (lambda f: (f / "meta.json").write_bytes(dump_sealed({})), "field 'format': it is missing or not of type int"),
+        (lambda f: (f / "meta.json").write_bytes(dump_sealed({"step": 0})), "field 'format': it is missing or not of type int"),
         (lambda f: (f / "meta.json").write_bytes(dump_sealed({"format": 9})), "a newer jfit"),
         (lambda f: (f / "state.safetensors").unlink(), "state.safetensors: the file is missing"),
         (lambda f: os.truncate(f / "state.safetensors", 20), "size: found 20 bytes, expected"),

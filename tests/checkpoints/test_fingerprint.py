@@ -156,7 +156,7 @@ def edited(folder, target, **fields):
     (path / "state.safetensors").write_bytes((source / "state.safetensors").read_bytes())
     record = json.loads((source / "meta.json").read_text())
     record["meta"]["fingerprint"] |= fields
-    (path / "meta.json").write_bytes(dump_sealed({k: v for k, v in record.items() if k not in ("checksums", "sha256")}))
+    (path / "meta.json").write_bytes(dump_sealed({k: v for k, v in record.items() if k != "sha256"}))
     return target
 
 

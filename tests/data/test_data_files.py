@@ -21,7 +21,7 @@ from jfit.data import CSVIter, LibSVMIter, MNISTIter, NDArrayIter, PrefetchingIt
 from jfit.data.csr import pick_rows
 from jfit.data.files import text
 from jfit.data.files.mnist_iter import mnist_order, read_idx
-from jfit.data.files.numbers import decimals, parse_libsvm, parse_table
+from jfit.data.files.numbers import parse_libsvm, parse_table
 from jfit.data.files.text import TextFiles, WrongText
 from jfit.data.positions import decode, encode
 from jfit.formats import FormatError, SparseArray
@@ -104,22 +104,6 @@ def test_a_restored_position_continues_with_the_same_batches(kind, size, epochs,
     fresh = make()
     fresh.load_state_dict(decode(kept))
     assert rest_and_next(fresh) == rest_and_next(it)
-
-
-def test_bucketed_sentences_continue_from_a_saved_position():
-    rng = np.random.RandomState(0)
-    sentences = [list(rng.randint(1, 9, rng.randint(1, 8))) for _ in range(60)]
-    make = lambda seed=5: mx.rnn.BucketSentenceIter(sentences, 4, buckets=[3, 5, 7], invalid_label=0, seed=seed)  # noqa: E731
-    for before in (0, 3, 12):
-        it = make()
-        for _ in range(before):
-            it.next()
-        fresh = make()
-        fresh.load_state_dict(decode(json.loads(json.dumps(encode(it.state_dict())))))
-        assert rest_and_next(fresh) == rest_and_next(it)
-    assert rest_and_next(make()) != rest_and_next(make(6))
-    with pytest.raises(ValueError, match="the saved position is of buckets with"):
-        make().load_state_dict(mx.rnn.BucketSentenceIter(sentences[:40], 4, buckets=[3, 5, 7]).state_dict())
 
 
 def test_positions_of_other_data_raise(folder):
@@ -233,11 +217,8 @@ def test_tables_keep_every_float32(rows, end):
     )
 )
 def test_decimals_are_the_nearest_floats(words):
-    text = ",".join(words).encode()
-    ends = np.cumsum([len(word) + 1 for word in words]) - 1
-    found = decimals(text, np.append(0, ends[:-1] + 1), ends)
+    found = parse_table(",".join(words).encode(), len(words), np.dtype("float64"))[0]
     want = np.array([float(word) for word in words])
-    assert found is not None
     np.testing.assert_array_equal(found, want)
     np.testing.assert_array_equal(np.signbit(found[want == 0]), np.signbit(want[want == 0]))
 
@@ -287,19 +268,17 @@ def test_long_libsvm_lines_need_little_more_memory_than_their_text():
     assert rows.aux[1].tolist() == [*range(100_000), 3] and rows.data[-2:].tolist() == [0.5, 2]
 
 
-def test_libsvm_lines_can_be_cut_between_any_words(monkeypatch):
-    text = b"\n1 0:5 2:1.5\n\n-1\n \n2 1:3   3:4 \n7\n8 4:9"
-    whole = parse_libsvm(text, 5, F32)
-    for size in range(len(text)):
-        monkeypatch.setattr("jfit.data.files.numbers._PIECE", size)
-        rows, labels = parse_libsvm(text, 5, F32)
-        assert [labels.tolist(), rows.todense().tolist()] == [whole[1].tolist(), whole[0].todense().tolist()]
-        with pytest.raises(WrongText, match="found the index 6") as info:
-            parse_libsvm(text + b"\n1 1:2 6:0", 5, F32)
-        assert info.value.line == 8
-        with pytest.raises(WrongText, match="word 3 is '2', expected index:value") as info:
-            parse_libsvm(text + b"\n1 1:2 2", 5, F32)
-        assert info.value.line == 8
+def test_libsvm_lines_have_any_white_space_and_errors_their_number():
+    text = b"\n1 0:5 2:1.5\n\n-1\n \n2 1:3   3:4 \n7\n8\t4:9"
+    rows, labels = parse_libsvm(text, 5, F32)
+    assert labels.tolist() == [1, -1, 2, 7, 8]
+    assert rows.todense().tolist() == [[5, 0, 1.5, 0, 0], [0] * 5, [0, 3, 0, 4, 0], [0] * 5, [0, 0, 0, 0, 9]]
+    with pytest.raises(WrongText, match="found the index 6") as info:
+        parse_libsvm(text + b"\n1 1:2 6:0", 5, F32)
+    assert info.value.line == 8
+    with pytest.raises(WrongText, match="word 3 is '2', expected index:value") as info:
+        parse_libsvm(text + b"\n1 1:2 2", 5, F32)
+    assert info.value.line == 8
 
 
 @pytest.mark.parametrize(

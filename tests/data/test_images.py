@@ -213,8 +213,6 @@ def test_create_augmenter_makes_mxnets_list():
     with pytest.raises(ValueError, match="expected True, None or an array of 1 or 3 numbers"):
         mx.image.CreateAugmenter((3, 8, 9), mean=np.ones(2))
     assert len(mx.image.CreateAugmenter((3, 8, 9), mean=False, std=False)) == 2  # crop and cast
-    with pytest.deprecated_call():
-        assert mx.image.RandomSizedCropAug((8, 8), 0.1, (1, 1), min_area=0.5).area == 0.5
 
 
 def test_without_pillow_the_error_names_the_extra(monkeypatch):

@@ -43,7 +43,7 @@ def makers(folder):
         "sentences": lambda: mx.rnn.BucketSentenceIter([[1, 2], [3, 4], [5, 6]], 1, buckets=[2]),
         "images": lambda: ImageRecords(TEN, (3, 8, 8), 4, shuffle=True, rand_crop=True, seed=2),
         "images of workers": lambda: mx.io.ImageRecordIter(path_imgrec=TEN, data_shape=(3, 8, 8), batch_size=4),
-        "image iter": lambda: mx.image.ImageIter(4, (3, 8, 8), path_imgrec=TEN, seed=1, rand_crop=True),
+        "image iter": lambda: mx.image.ImageIter(4, (3, 8, 8), path_imgrec=TEN),
     }
 
 

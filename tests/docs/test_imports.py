@@ -31,7 +31,8 @@ def test_names_are_those_that_type_checkers_read(package):
 def test_a_fresh_process_imports_only_what_is_used():
     code = """
 import sys, jfit
-assert not [m for m in sys.modules if m.startswith("jfit.") and m not in ("jfit.lazy", "jfit.disk_cache")], sys.modules
+own = ("jfit.allocator", "jfit.lazy", "jfit.disk_cache")
+assert not [m for m in sys.modules if m.startswith("jfit.") and m not in own], sys.modules
 assert "optax" not in sys.modules
 from jfit import Run as run_class
 assert jfit.load.__name__ == "load" and jfit.fit.__module__ == "jfit.fit" and jfit.Run is run_class
@@ -99,7 +100,8 @@ for first, module in {MODULES_AFTER!r}.items():
             os._exit(1)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0, (first, module)
-assert not [m for m in sys.modules if m.startswith("jfit.") and m not in ("jfit.lazy", "jfit.disk_cache")]
+own = ("jfit.allocator", "jfit.lazy", "jfit.disk_cache")
+assert not [m for m in sys.modules if m.startswith("jfit.") and m not in own]
 jfit.compile_cache(False)
 assert "jfit.parallel" not in sys.modules
 """

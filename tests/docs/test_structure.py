@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2] / "jfit"
 # A value passes down this list; a stage imports only from stages above it.
 # fmt: off
 STAGES = [
-    "lazy", "checks", "disk_cache", "forks", "activity", "interrupts", "counters", "programs", "formats", "ops", "graph",
-    "init", "lowering", "optim", "metrics", "data", "step", "distributed", "parallel",
+    "allocator", "lazy", "checks", "disk_cache", "forks", "activity", "interrupts", "counters", "programs", "formats", "ops",
+    "graph", "init", "lowering", "optim", "metrics", "data", "step", "distributed", "parallel",
     "history", "checkpoints", "callbacks", "feed", "evaluate", "prepare", "loop", "run", "fit", "tools",
     "load", "export", "mxnet",
     "checkpoint", "losses", "mx", "sym",  # re-exports: short paths
@@ -116,8 +116,7 @@ def test_nothing_imports_the_private_parts_of_jax_but_the_client_of_its_coordina
 
 
 def test_only_parallel_names_pmap():
-    # bench/peers.py has hand-written loops, which jfit is compared with
-    assert {source.stage for source in sources() if "pmap" in source.identifiers} == {"parallel", "bench"}
+    assert {source.stage for source in sources() if "pmap" in source.identifiers} == {"parallel"}
 
 
 def public_names() -> dict[str, object]:

@@ -163,22 +163,6 @@ NETS = {
     "svm": (lambda: S.SVMOutput(DATA, name="svm"), ROWS),
     "sparse_penalty": (lambda: S.IdentityAttachKLSparseReg(DATA), ROWS),
     "batch_norm_synced": (lambda: S._contrib_SyncBatchNorm(DATA, fix_gamma=False, key="bn"), IMAGE),
-    "sampled": (
-        lambda: S.BilinearSampler(
-            DATA, S.GridGenerator(0.3 * S.slice_axis(DATA, axis=1, begin=0, end=2), transform_type="warp")
-        ),
-        IMAGE,
-    ),
-    "transformed": (
-        lambda: S.SpatialTransformer(
-            DATA,
-            S.FullyConnected(DATA, num_hidden=6) * 0.01,
-            target_shape=(4, 5),
-            transform_type="affine",
-            sampler_type="bilinear",
-        ),
-        IMAGE,
-    ),
     "anchors": (lambda: S._contrib_MultiBoxPrior(DATA, sizes=(0.5, 0.2), ratios=(1, 2)), IMAGE),
     "dropout": (lambda: S.Dropout(DATA, p=0.5), ROWS),
     "copies": (lambda: S._copyto(S._CrossDeviceCopy(DATA)), ROWS),

@@ -53,18 +53,13 @@ def test_no_flipped_bit_is_accepted_and_each_is_a_format_error(intact, name, pla
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "field"),
-    [
-        (b'"step": 3,\n', b'"step": 4,\n', "'step'"),
-        (b"tanh", b"relu", "'meta.symbol'"),
-        (b'"position"', b'"pnsition"', "'meta.position'.*its name changed"),
-        (b'"crc32": ', b'"crc33": ', "'files'"),
-    ],
+    ("old", "new"),
+    [(b'"step": 3,\n', b'"step": 4,\n'), (b"tanh", b"relu"), (b'"position"', b'"pnsition"'), (b'"crc32": ', b'"crc33": ')],
 )
-def test_the_damaged_field_of_meta_json_is_named(tmp_path, old, new, field):
+def test_a_change_of_meta_json_is_noticed(tmp_path, old, new):
     folder = checkpoint.save(tmp_path, STATE, meta=META)
     edit(folder / "meta.json", old, new)
-    with pytest.raises(FormatError, match=rf"meta\.json: field {field}"):
+    with pytest.raises(FormatError, match=r"meta\.json: field 'sha256': the digest of the file .* does not match its bytes"):
         checkpoint.load_meta(folder)
 
 

@@ -249,7 +249,6 @@ def refused():
     calls = {
         "local": lambda: bound.init_optimizer(kvstore="local"),
         "Trainer": lambda: jfit.Trainer({"w": x}, "sgd"),
-        "ordered": lambda: bound.init_optimizer(kvstore=jfit.KVStore("dist_sync", reduce="ordered")),
         "command": lambda: mx.kv.create("dist_sync")._send_command_to_servers(0, ""),
     }
     for name, call in calls.items():

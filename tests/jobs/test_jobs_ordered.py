@@ -52,15 +52,6 @@ jobs.report(moved=result(jfit.fit(net, (x, y), **options, **saved)))
 if count == 1:
     jobs.report(straight=result(jfit.fit(net, (x, y), **options)))
 
-if count < 4:
-    from jfit import mx
-    mx.random.seed(5)
-    rows = np.arange(40).reshape(2, count, 20 // count)[:, rank].reshape(-1)  # of two batches of 20
-    module = mx.mod.Module(net, context=[mx.cpu(i) for i in range(jax.local_device_count())])
-    store = mx.kv.create("device" if count == 1 else "dist_device_sync", reduce=ordered(4))
-    module.fit(mx.io.NDArrayIter(x[rows], y[rows], 20 // count), num_epoch=2, kvstore=store, optimizer="adam")
-    jobs.report(module=digest(module.state))
-
 table = sym.Embedding(sym.Variable("data"), input_dim=50, output_dim=5, sparse_grad=True, name="table")
 model = jfit.lower(head(sym.Flatten(table)))
 batches = [{"data": rng.integers(0, 50, (24, 3)).astype("float32"), "softmax_label": y[:24]} for _ in range(3)]
@@ -114,11 +105,6 @@ def test_tables_and_own_rows_have_the_same_bits(layouts):
     for values in pair:
         np.testing.assert_array_equal(values["whole_outputs"], outputs)
     np.testing.assert_array_equal(np.concatenate([v["own_outputs"] for v in pair]), outputs)
-
-
-@pytest.mark.slow
-def test_modules_of_a_dist_store_have_the_bits_of_one_process(layouts):
-    assert {values["module"] for values in layouts[2, 2]} == {layouts[1, 4][0]["module"]}
 
 
 # ------------------------------------------------------------------------------------------------ without a job

@@ -10,7 +10,7 @@ from refusals import refused
 
 import jfit
 from jfit.data import DataBatch, DataDesc, DataIter
-from jfit.mxnet.feedforward.feedforward import FeedForward
+from jfit.mxnet.feedforward import FeedForward
 from jfit.mxnet.metric import CustomMetric, create
 from jfit.mxnet.monitor.monitor import Monitor
 from jfit.mxnet.optimizer import SGD, Adam
@@ -323,8 +323,6 @@ test_invalid_use_raises = refused(
     (lambda: model().fit(X[:8], Y[:8].reshape(2, 4)), ValueError, r"y has shape \(2, 4\)"),
     (lambda: model().fit(X, Y, eval_data=X), TypeError, "eval_data is ndarray"),
     (lambda: model(rescale_grad=2).fit(X, Y), TypeError, "sets rescale_grad"),
-    (lambda: FeedForward(net(), ctx=jfit.cpu(0), context=jfit.cpu(1)), ValueError, "both ctx and context"),
-    (lambda: model().fit(X, Y, n_epoch=3), TypeError, "fit has no argument 'n_epoch'"),
     (lambda: model(num_epoch=None).fit(X, Y), AssertionError, "num_epoch is missing"),
     (lambda: model().score(X), ValueError, "y is missing"),
     (lambda: FeedForward(net()).predict(X), ValueError, "has no parameters yet"),

@@ -145,8 +145,3 @@ def test_one_context_may_be_in_a_list_and_several_are_errors():
     assert mx.mod.Module(net, group2ctxs={"dev1": mx.cpu(0), "other": mx.cpu(3)}).binding.groups == []
     with pytest.raises(ValueError, match=r"ctx_group 'dev1' has 2 contexts, \[cpu\(1\), cpu\(2\)\]; pass one"):
         net.simple_bind(mx.cpu(0), group2ctx={"dev1": [mx.cpu(1), mx.cpu(2)]}, data=(2, 5))
-
-
-def test_a_store_for_the_same_bits_on_any_number_of_contexts_is_an_error():
-    with pytest.raises(NotImplementedError, match="splits batches over devices, group2ctxs layers"):
-        fitted(perceptron, GROUPS, kvstore=mx.kv.create("device", reduce="ordered"))

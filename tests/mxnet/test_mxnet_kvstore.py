@@ -8,7 +8,7 @@ import pytest
 import jfit
 from jfit.mx import kvstore as mxkv
 from jfit.mxnet.errors import MXNetError
-from jfit.mxnet.kvstore.store import BIG, TYPES, KVStore, KVStoreBase, checked_type, create, select, select_julia
+from jfit.mxnet.kvstore.store import BIG, TYPES, KVStore, KVStoreBase, checked_type, create, select
 from jfit.mxnet.mutable import MutableArray, MutableRowSparse
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.optimizer import SGD
@@ -320,22 +320,6 @@ def test_the_store_is_chosen_as_in_mxnets_python_interface(kvstore, devices, siz
 def test_an_environment_variable_disables_updates_in_the_store(monkeypatch):
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
     assert select("device", 2, {})[1] is False
-
-
-@pytest.mark.parametrize(
-    ("kvstore", "devices", "size", "want"),
-    [
-        ("local", 1, 1, (None, False)),
-        ("local", 2, BIG - 1, ("local_update_cpu", True)),
-        (":local", 2, BIG, ("local_allreduce_cpu", False)),
-        ("device", 2, 1, ("device", True)),
-        ("local_allreduce_device", 2, 1, ("local_allreduce_device", False)),
-        (None, 2, 1, (None, False)),
-    ],
-)
-def test_the_store_is_chosen_as_in_mxnet_jl(kvstore, devices, size, want):
-    store, update = select_julia(kvstore, devices, {"w": Sized(size)})
-    assert (getattr(store, "type", None), update) == want
 
 
 def test_mx_kv_works_with_ndarrays():

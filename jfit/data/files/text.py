@@ -7,7 +7,7 @@ next epoch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +74,11 @@ class TextFiles:
         with open_file(path) as file:
             file.seek(at - first)
             text = file.read(min(BLOCK, limit - at))
-            while at + len(text) < limit and not text.endswith(b"\n"):
-                whole = text.rfind(b"\n") + 1
-                if whole:
-                    text = text[:whole]
-                    break
-                if len(text) >= self._longest:
-                    problem = f"found a line of more than {self._longest:,} bytes, expected a row of numbers per line"
-                    raise FormatError(path, f"byte {at - first}", problem, "check that the file is text with line ends.")
-                more = file.read(min(BLOCK, limit - at - len(text)))
-                if not more:
-                    break
-                text += more
+            if not text.endswith(b"\n"):
+                text += file.readline(min(self._longest, limit - at - len(text)))
+        if not text.endswith(b"\n") and len(text) > self._longest:
+            problem = f"found a line of more than {self._longest:,} bytes, expected a row of numbers per line"
+            raise FormatError(path, f"byte {at - first}", problem, "check that the file is text with line ends.")
         if not text:
             problem = "the file is shorter than when it was opened"
             raise FormatError(path, f"byte {at - first}", problem, "do not change it while reading.")
@@ -95,7 +88,8 @@ class TextFiles:
         """Convert a parse error in the block at byte `at` to a `FormatError` with file and line number."""
         path, first, _ = self._file(at)
         with open_file(path) as file:
-            before = sum(piece.count(b"\n") for piece in _pieces(file, at - first))
+            pieces = iter(lambda: file.read(min(1 << 20, at - first - file.tell())), b"")
+            before = sum(piece.count(b"\n") for piece in pieces)
         return FormatError(path, f"line {before + wrong.line + 1}", wrong.problem, wrong.remedy)
 
     def _file(self, at: int) -> tuple[Path, int, int]:
@@ -125,12 +119,6 @@ def _paths(where: str | os.PathLike[str]) -> list[Path]:
         else:
             paths.append(path)
     return paths
-
-
-def _pieces(file: Any, size: int) -> Iterator[bytes]:
-    while size > 0 and (piece := file.read(min(size, 1 << 20))):
-        size -= len(piece)
-        yield piece
 
 
 class RowReader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -101,38 +101,6 @@ def pooling(graph: Graph, node: At, data: str) -> str:
         return mean if (divisors == size).all() else graph.binary("Mul", mean, (size / divisors)[None, None], node.dtype)
 
     return _in_channels_first(graph, node, data, call)
-
-
-def _padded(graph: Graph, node: At, data: str, pads: Sequence[tuple[int, int]], value: float) -> str:
-    """Add a Pad node that pads the spatial axes with the constant `value`."""
-    if not any(map(any, pads)):
-        return data
-    widths = [0, 0, *(p[0] for p in pads), 0, 0, *(p[1] for p in pads)]
-    return graph.add("Pad", data, graph.ints(widths), graph.const(value, node.dtype), mode="constant")
-
-
-@converts("Pooling_v1")
-def pooling_v1(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX Pad, then MaxPool or AveragePool.
-
-    `pad` adds zeros; the additional padding of pooling_convention=full is -inf for max, else zeros.
-    """
-    attrs, kind = node.attrs, node.attrs.pool_type
-    if attrs.global_pool:
-        return _global_pool(graph, node, data, [2, 3])
-    kernel: list[int] = list(attrs.kernel)
-    stride, pads, ends = list(attrs.stride or (1, 1)), attrs.pad or (0, 0), []
-    for n, k, s, p, out in zip(node.sizes(2), kernel, stride, pads, _sizes(node.outs[0]), strict=True):
-        ends.append((0, max((out - 1) * s + k - n - 2 * p, 0)))
-    data = _padded(graph, node, data, [(p, p) for p in pads], 0)
-    data = _padded(graph, node, data, ends, -np.inf if kind == "max" else 0)
-    # ONNX Runtime would fuse Pad into the pooling, which treats padding differently: Max with -inf in between prevents that
-    data = graph.binary("Max", data, -np.inf, node.dtype)
-    shape: dict[str, Any] = {"kernel_shape": kernel, "strides": stride}
-    if kind == "max":
-        return graph.add("MaxPool", data, **shape)
-    mean = graph.add("AveragePool", data, **shape)
-    return mean if kind == "avg" else graph.binary("Mul", mean, math.prod(kernel), node.dtype)
 
 
 def _global_pool(graph: Graph, node: At, data: str, axes: list[int]) -> str:

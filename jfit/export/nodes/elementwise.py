@@ -112,27 +112,6 @@ for ours, build in ROUNDING.items():  # which do not change integers
     CONVERTERS[ours] = lambda g, n, x, build=build: build(g, n, x) if _is_float(n) else x
 
 
-@converts("_contrib_quadratic")
-def quadratic(graph: Graph, node: At, data: str) -> str:
-    """Convert to (a x + b) x + c."""
-    work = node.dtype if _is_float(node) else np.dtype(np.float32)
-    a, b, c = (graph.const(v, work) for v in (node.attrs.a, node.attrs.b, node.attrs.c))
-    data = graph.cast(data, work, node.dtype)
-    return graph.cast(
-        graph.add("Add", graph.add("Mul", graph.add("Add", graph.add("Mul", data, a), b), data), c), node.dtype, work
-    )
-
-
-@converts("smooth_l1")
-def smooth_l1(graph: Graph, node: At, data: str) -> str:
-    """Convert to s²x²/2 where |x| < 1/s², else |x| - 1/(2s²); s is the attribute scalar."""
-    square, dtype = node.attrs.scalar**2, node.dtype
-    size = graph.add("Abs", data)
-    inside = graph.binary("Mul", graph.add("Mul", data, data), 0.5 * square, dtype)
-    outside = graph.binary("Sub", size, 0.5 / square, dtype)
-    return graph.add("Where", graph.binary("Less", size, 1 / square, dtype), inside, outside)
-
-
 # ------------------------------------------------------------------------------------------ two arrays
 def _one(kind: str) -> Callable[..., str]:
     return lambda graph, dtype, a, b: graph.add(kind, a, b)

@@ -37,14 +37,6 @@ def pick(graph: Graph, node: At, data: str, index: str) -> str:
     return picked if attrs.keepdims else graph.squeeze(picked, [axis])
 
 
-@converts("batch_take")
-def batch_take(graph: Graph, node: At, data: str, indices: str) -> str:
-    """Convert to ONNX GatherElements along the last axis."""
-    last = node.ndim - 1
-    ids = graph.reshape(_within(graph, indices, node.shape[last], "clip", node.of(1).dtype), (*node.shape[:last], 1))
-    return graph.reshape(graph.add("GatherElements", data, ids, axis=last), node.outs[0].shape)
-
-
 @converts("gather_nd")
 def gather_nd(graph: Graph, node: At, data: str, indices: str) -> str:
     """Convert to ONNX GatherND, which expects the index of an entry along the last axis instead of the first."""
@@ -177,11 +169,3 @@ def linalg_gemm(graph: Graph, node: At, *matrices: str) -> str:
     if summand:
         out = graph.add("Add", out, graph.binary("Mul", summand[0], node.attrs.beta, node.dtype))
     return graph.transpose(out, [order.index(a) for a in range(node.ndim)])
-
-
-@converts("_linalg_syrk")
-def linalg_syrk(graph: Graph, node: At, data: str) -> str:
-    """Convert to alpha A Aᵀ, or alpha Aᵀ A with transpose."""
-    turned = graph.transpose(data, [*range(node.ndim - 2), node.ndim - 1, node.ndim - 2])
-    pair = (turned, data) if node.attrs.transpose else (data, turned)
-    return graph.binary("Mul", graph.add("MatMul", *pair), node.attrs.alpha, node.dtype)

@@ -76,15 +76,6 @@ def centred(graph: Graph, data: str, axes: Sequence[int]) -> tuple[str, str, str
     return difference, mean, graph.add("ReduceMean", graph.add("Mul", difference, difference), axes=list(axes), keepdims=1)
 
 
-@converts("moments")
-def moments(graph: Graph, node: At, data: str) -> tuple[str, str]:
-    """Convert to the mean and the variance over the axes."""
-    axes = [node.axis(a) for a in node.attrs.axes or range(node.ndim)]
-    _, mean, var = centred(graph, data, axes)
-    mean, var = (graph.reshape(x, o.shape) for x, o in zip((mean, var), node.outs, strict=True))
-    return mean, var
-
-
 @converts("cumsum")
 def cumsum(graph: Graph, node: At, data: str) -> str:
     """Convert to ONNX CumSum; without an axis, over the flattened array."""
@@ -125,12 +116,3 @@ def over_rest(graph: Graph, data: str, shape: Dims) -> str:
     if len(shape) == 2:
         return graph.add("Softmax", data, axis=1)
     return graph.reshape(graph.add("Softmax", graph.add("Flatten", data, axis=1), axis=1), shape)
-
-
-@converts("softmax_cross_entropy")
-def softmax_cross_entropy(graph: Graph, node: At, data: str, label: str) -> str:
-    """Convert to -Σ log softmax(x)[label]."""
-    classes = node.sizes(1)[0]
-    ids = graph.clipped(graph.cast(label, np.int64), classes)
-    picked = graph.add("GatherElements", graph.add("LogSoftmax", data, axis=1), graph.unsqueeze(ids, [1]), axis=1)
-    return graph.add("Reshape", graph.add("Neg", graph.total(picked, [0, 1])), graph.ints([1]))

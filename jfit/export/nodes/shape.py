@@ -131,25 +131,6 @@ def slice_like(graph: Graph, node: At, data: str, like: str) -> str:
     return graph.add("Slice", data, graph.ints([0] * node.ndim), graph.dims(node.outs[0].shape), graph.ints(axes))
 
 
-@converts("diag")
-def diag(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX Gather of the diagonal of a matrix, or to a matrix with a vector on its diagonal."""
-    k, attrs = node.attrs.k, node.attrs
-    if node.ndim == 1:
-        count = fixed(node.shape[0])
-        size = count + abs(k)
-        places = np.zeros((count, size, size))
-        places[range(count), [i + max(-k, 0) for i in range(count)], [i + max(k, 0) for i in range(count)]] = 1
-        spread = graph.add("MatMul", data, graph.const(places.reshape(count, -1), node.dtype))
-        return graph.reshape(spread, (size, size))
-    pair = node.axis(attrs.axis1), node.axis(attrs.axis2)
-    order = [a for a in range(node.ndim) if a not in pair] + list(pair)
-    rows, columns = (fixed(node.shape[a]) for a in pair)
-    flat = [(i + max(-k, 0)) * columns + i + max(k, 0) for i in range(fixed(node.outs[0].shape[-1]))]
-    vectors = graph.reshape(graph.transpose(data, order), (*node.outs[0].shape[:-1], rows * columns))
-    return graph.add("Gather", vectors, graph.ints(flat), axis=node.ndim - 2)
-
-
 # ------------------------------------------------------------------------------------------ constants
 for name in ("_arange", "_linspace", "_eye", "_zeros_without_dtype"):  # constants, which jfit's operator computes
     CONVERTERS[name] = lambda graph, node, name=name: graph.const(np.asarray(lookup(name).fn(Ctx(), node.attrs)))

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from jfit.graph.nodes import Entry, Node, replace_nodes, topological
+from jfit.graph.nodes import Entry, Node, replace_nodes
 from jfit.mxnet.context import cpu
 from jfit.mxnet.gluon.hybrid import HybridBlock, SymbolBlock
 from jfit.mxnet.gluon.trainer import Trainer
@@ -194,8 +194,8 @@ def convert_symbol(
         fp32_ops: names of the operators that compute with float32; default `list_fp32_ops`.
         conditional_fp32_ops: (name, attribute, values at which it computes with float32); default `list_conditional_fp32_ops`.
         excluded_sym_names: names of nodes whose inputs are not cast.
-        data_names: names of the inputs, which stay float32; default: all variables without a dtype.
-        cast_optional_params: give parameters that are only read by casts to `target_dtype` that dtype, without casts.
+        data_names: accepted and ignored: all variables keep their dtypes.
+        cast_optional_params: accepted and ignored: parameters stay float32, and the graph casts them.
 
     Returns:
         Symbol.
@@ -220,41 +220,20 @@ def convert_symbol(
     def swap(node: Node, inputs: tuple[Entry, ...]) -> Node | None:
         return None if node.op is None or node.name in excluded else policy.cast_node(node.rebuilt(inputs), casts)
 
-    heads = replace_nodes(sym.heads, swap)
-    if cast_optional_params:
-        variables = [n.name for n in topological(heads) if n.op is None and "__dtype__" not in n.attrs]
-        heads = _without_casts(heads, policy.dtype, set(variables if data_names is None else data_names))
-    return type(sym)(heads)
-
-
-def _without_casts(heads: tuple[Entry, ...], dtype: str, data_names: set[str]) -> tuple[Entry, ...]:
-    """Return a graph whose parameters have the dtype of their only users, casts, which are removed."""
-    nodes = topological(heads)
-    users: dict[int, list[Any]] = {}
-    for user in nodes:
-        for entry in user.inputs:
-            users.setdefault(id(entry.node), []).append(user)
-    code = {"float16": "2", "bfloat16": "12"}[dtype]
-    low: dict[int, Entry] = {}
-    for node in nodes:
-        of_node = [] if node.op else users.get(id(node), [])
-        if of_node and node.name not in data_names and all(u.op.name == "amp_cast" for u in of_node):
-            new = Entry(Node(None, node.raw_name, {**node.attrs, "__dtype__": code}), 0)
-            low |= {id(u): new for u in of_node}
-    return replace_nodes(heads, lambda node, inputs: low.get(id(node)))
+    return type(sym)(replace_nodes(sym.heads, swap))
 
 
 def convert_model(
     sym: Symbol, arg_params: dict[str, Any], aux_params: dict[str, Any], target_dtype: Any = "float16", **options: Any
 ) -> tuple[Symbol, dict[str, Any], dict[str, Any]]:
-    """Convert a graph as `convert_symbol` does, and its parameters.
+    """Convert a graph as `convert_symbol` does; its parameters stay as they are.
 
     Args:
         sym: the graph.
         arg_params: parameters, NDArrays by name.
         aux_params: auxiliary states, NDArrays by name.
         target_dtype: "float16" or "bfloat16".
-        options: further arguments of `convert_symbol`; parameters of `cast_optional_params` are cast.
+        options: further arguments of `convert_symbol`.
 
     Returns:
         (symbol, parameters, auxiliary states).
@@ -265,20 +244,12 @@ def convert_model(
     Example:
         >>> import jfit.mx as mx
         >>> net = mx.sym.exp(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="fc"), name="e")
-        >>> convert_model(net, {"fc_weight": mx.nd.ones((2, 3))}, {}, cast_optional_params=True)[1]["fc_weight"].dtype
-        <class 'numpy.float16'>
+        >>> convert_model(net, {"fc_weight": mx.nd.ones((2, 3))}, {})[0].list_arguments()
+        ['data', 'fc_weight']
     """
     for params in (arg_params, aux_params):
         assert isinstance(params, dict), f"parameters are a dict by name, got {type(params).__name__}"
-    data_names = [n for n in sym.list_inputs() if n not in arg_params and n not in aux_params]
-    converted = convert_symbol(sym, target_dtype, data_names=data_names, **options)
-    return converted, _cast_low(converted, arg_params, target_dtype), _cast_low(converted, aux_params, target_dtype)
-
-
-def _cast_low(symbol: Symbol, params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
-    attrs = symbol.attr_dict()
-    low = {n for n in params if attrs.get(n, {}).get("__dtype__", "0") in ("2", "12")}
-    return {n: v.astype(_name(dtype)) if n in low else v for n, v in params.items()}
+    return convert_symbol(sym, target_dtype, **options), dict(arg_params), dict(aux_params)
 
 
 def convert_hybrid_block(block: HybridBlock, target_dtype: Any = "float16", *, ctx: Any = None, **options: Any) -> SymbolBlock:
@@ -309,18 +280,12 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: Any = "float16", *, c
     if not block._cached_graph:
         raise RuntimeError("convert_hybrid_block needs the block's graph: call block.hybridize(), and the block once, first.")
     inputs, sym = block._cached_graph
-    sym = convert_symbol(sym, target_dtype, data_names=[i.name for i in inputs], **options)
-    values = _cast_low(sym, {n: p._reduce() for n, p in block.collect_params().items()}, target_dtype)
-    result = SymbolBlock(sym, inputs)
+    result = SymbolBlock(convert_symbol(sym, target_dtype, **options), inputs)
+    values = {n: p._reduce() for n, p in block.collect_params().items()}
     for name, param in result.collect_params().items():
         param.cast(values[name].dtype)
     result.collect_params().load_dict(values, ctx=cpu() if ctx is None else ctx)
     return result
-
-
-def convert_bucketing_module(bucketing_mod: Any, *args: Any, **kwargs: Any) -> Any:
-    """Raise NotImplementedError: convert the symbol that `sym_gen` returns instead."""
-    raise NotImplementedError("convert_bucketing_module is not supported: call convert_symbol in the module's sym_gen instead.")
 
 
 # ------------------------------------------------------------------------------------------------ lists

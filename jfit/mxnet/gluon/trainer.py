@@ -275,8 +275,6 @@ class Trainer:
     def _make_store(self) -> None:
         store, update = self._chosen_store()
         self._distributed = store is not None and "dist" in store.type
-        if isinstance(store, KVStore):
-            store.check_push("a Trainer")
         if store is not None:
             if self._compression_params:
                 store.set_gradient_compression(self._compression_params)

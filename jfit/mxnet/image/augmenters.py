@@ -15,7 +15,6 @@ import numpy as np
 
 from jfit.data.images import colour, crops
 from jfit.mxnet.image.functions import (
-    area_argument,
     as_float32,
     center_crop,
     color_normalize,
@@ -160,18 +159,15 @@ class RandomSizedCropAug(Augmenter):
         area: (low, high) or low, as a fraction of the image's area.
         ratio: (low, high) of width / height.
         interp: interpolation, see `imresize`.
-        min_area: a deprecated name of `area`.
 
     Example:
         >>> RandomSizedCropAug((5, 4), 0.5, (0.75, 1.33))(np.zeros((8, 16, 3), "uint8")).shape
         (4, 5, 3)
     """
 
-    def __init__(
-        self, size: tuple[int, int], area: Any, ratio: tuple[float, float], interp: int = 2, *, min_area: Any = None
-    ) -> None:
+    def __init__(self, size: tuple[int, int], area: Any, ratio: tuple[float, float], interp: int = 2) -> None:
         super().__init__(size=size, area=area, ratio=ratio, interp=interp)
-        self.size, self.area, self.ratio, self.interp = size, area_argument(area, min_area), ratio, interp
+        self.size, self.area, self.ratio, self.interp = size, area, ratio, interp
 
     def __call__(self, src: Any) -> Any:
         return random_size_crop(src, self.size, self.area, self.ratio, self.interp)[0]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -224,13 +223,7 @@ def center_crop(src: Any, size: tuple[int, int], interp: int = 2) -> tuple[Any, 
 
 
 def random_size_crop(
-    src: Any,
-    size: tuple[int, int],
-    area: float | tuple[float, float],
-    ratio: tuple[float, float],
-    interp: int = 2,
-    *,
-    min_area: Any = None,
+    src: Any, size: tuple[int, int], area: float | tuple[float, float], ratio: tuple[float, float], interp: int = 2
 ) -> tuple[Any, Box]:
     """Crop a rectangle of random area and aspect ratio, and resize it to `size`.
 
@@ -242,7 +235,6 @@ def random_size_crop(
         area: (low, high) of the uniform area as a fraction of the image's area; one number is low, with high 1.
         ratio: (low, high) of the log-uniform width / height.
         interp: interpolation, see `resize_short`.
-        min_area: a deprecated name of `area`.
 
     Returns:
         (image, (x, y, width, height) of the crop before resizing).
@@ -252,7 +244,6 @@ def random_size_crop(
         (4, 4, 3)
     """
     height, width = src.shape[:2]
-    area = area_argument(area, min_area)
     low, high = area if isinstance(area, Sequence) else (area, 1.0)
     for _ in range(_MAX_TRIES):
         fraction = random.uniform(low, high)
@@ -261,14 +252,6 @@ def random_size_crop(
             x, y = random.randint(0, width - shape[0]), random.randint(0, height - shape[1])
             return fixed_crop(src, x, y, *shape, size, interp), (x, y, *shape)
     return center_crop(src, size, interp)
-
-
-def area_argument(area: Any, min_area: Any) -> Any:
-    """Return `area`, or `min_area`, its deprecated name, if that is passed."""
-    if min_area is None:
-        return area
-    warnings.warn("`min_area` is deprecated, pass `area`.", DeprecationWarning, stacklevel=3)
-    return min_area
 
 
 def color_normalize(src: Any, mean: Any, std: Any = None) -> Any:

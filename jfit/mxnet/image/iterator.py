@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,8 +46,6 @@ class ImageIter(DataIter):
         label_name: name of the labels.
         dtype: float32, float64, int32 or int64, to which labels of a list are cast when read; batches have float32 labels.
         last_batch_handle: "pad", "discard" or "roll_over", see `NDArrayIter`.
-        seed: None uses Python's and NumPy's global generators, as MXNet does.  An int makes the order and the augmentations
-            functions of (seed, epoch, row), so that a resumed `jfit.fit` continues without decoding the earlier rows again.
 
     Raises:
         ValueError: there are no images, or an argument is out of range.
@@ -85,7 +81,6 @@ class ImageIter(DataIter):
         label_name: str = "softmax_label",
         dtype: str = "float32",
         last_batch_handle: str = "pad",
-        seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size)
@@ -95,7 +90,7 @@ class ImageIter(DataIter):
             raise ValueError(f"part_index is {part_index}, num_parts {num_parts}; expected 0 <= part_index < num_parts.")
         self.check_data_shape(data_shape)
         self.data_shape, self.label_width, self.shuffle = tuple(data_shape), label_width, shuffle
-        self.path_root, self.last_batch_handle, self.seed = path_root, last_batch_handle, seed
+        self.path_root, self.last_batch_handle = path_root, last_batch_handle
         shape = (batch_size,) if label_width == 1 else (batch_size, label_width)
         self.provide_data = [DataDesc(data_name, (batch_size, *self.data_shape))]
         self.provide_label = [DataDesc(label_name, shape)]
@@ -109,26 +104,19 @@ class ImageIter(DataIter):
         if not self.seq:
             source = path_imgrec or path_imglist or "imglist"
             raise ValueError(f"no images to read: {source} has {len(keys)}, this is part {part_index} of {num_parts}.")
-        self._unshuffled = list(self.seq)
         self.num_image = len(self.seq)
         self.auglist: list[Any] = list(aug_list) if aug_list is not None else CreateAugmenter(data_shape, **kwargs)
-        self.epoch, self.cur, self._ended = 0, 0, False
+        self.cur, self._ended = 0, False
         self._carry: tuple[np.ndarray, np.ndarray] | None = None  # images, labels of an incomplete batch (roll_over)
         self._shuffle_keys()
 
     # -------------------------------------------------------------------------------- order and position
     def _shuffle_keys(self) -> None:
-        if not self.shuffle:
-            return
-        if self.seed is None:
+        if self.shuffle:
             random.shuffle(self.seq)
-        else:
-            self.seq = list(self._unshuffled)
-            random.Random(f"{self.seed}/{self.epoch}").shuffle(self.seq)
 
     def reset(self) -> None:
         """Start the next epoch; it begins with the rows that rolled over."""
-        self.epoch += 1
         self._shuffle_keys()
         self._ended = False
         if self._carry is None:
@@ -145,39 +133,24 @@ class ImageIter(DataIter):
         rows = self.num_image + (0 if self._carry is None else len(self._carry[0]))
         return -(-rows // self.batch_size) if self.last_batch_handle == "pad" else rows // self.batch_size
 
-    @property
-    def seek_batch(self) -> Any:
-        """Function (epoch, batch) that moves to a batch without decoding; AttributeError without `seed` or with roll_over."""
-        if self.seed is None or self.last_batch_handle == "roll_over":
-            raise AttributeError("an ImageIter can seek only if it has a seed= and last_batch_handle is not 'roll_over'.")
-        return self._seek
-
-    def _seek(self, epoch: int, batch: int) -> None:
-        self.epoch, self.cur, self._ended = epoch, batch * self.batch_size, False
-        self._shuffle_keys()
-
     def state_dict(self) -> dict[str, Any]:
-        """Return position, order, the rows that rolled over and, without a seed, the states of the global generators."""
-        state: dict[str, Any] = {name: getattr(self, name) for name in ("epoch", "cur")}
-        state |= {"ended": self._ended, "order": list(self.seq), "carry": self._carry}
-        if self.seed is None:
-            state |= {"random": random.getstate(), "numpy": np.random.get_state()}
-        return state
+        """Return position, order, the rows that rolled over, and the states of the global random generators."""
+        state = {"cur": self.cur, "ended": self._ended, "order": list(self.seq), "carry": self._carry}
+        return state | {"random": random.getstate(), "numpy": np.random.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict` of an iterator over the same images; also restores the global generators if it contains them.
+        """Restore a `state_dict` of an iterator over the same images, and the states of the global random generators.
 
         Raises:
             ValueError: the number of images differs.
         """
         if len(state["order"]) != self.num_image:
             raise ValueError(f"the saved position is of {len(state['order'])} images, this iterator has {self.num_image}.")
-        self.epoch, self.cur, self._ended = int(state["epoch"]), int(state["cur"]), bool(state["ended"])
+        self.cur, self._ended = int(state["cur"]), bool(state["ended"])
         self.seq, self._carry = list(state["order"]), state["carry"]
-        if "random" in state:
-            version, numbers, last = state["random"]
-            random.setstate((version, tuple(numbers), last))
-            np.random.set_state(tuple(state["numpy"]))
+        version, numbers, last = state["random"]
+        random.setstate((version, tuple(numbers), last))
+        np.random.set_state(tuple(state["numpy"]))
 
     # -------------------------------------------------------------------------------- batches
     def next(self) -> DataBatch:
@@ -217,8 +190,7 @@ class ImageIter(DataIter):
         """Write samples into the batch in place, from `row` on, until it is full or the epoch ends; return the last row + 1."""
         while row < self.batch_size:
             try:
-                with self._seed_for_row():
-                    image, label = self._sample()
+                image, label = self._sample()
             except StopIteration:
                 break
             image = image.asnumpy() if isinstance(image, MutableArray) else image
@@ -240,25 +212,6 @@ class ImageIter(DataIter):
             problem = f"{len(label)} labels, label_width is {self.label_width}"
             raise ValueError(f"{self._image_name()} has {problem}; pass label_width={len(label)}.")
         return image, label
-
-    @contextlib.contextmanager
-    def _seed_for_row(self) -> Iterator[None]:
-        """Context manager that seeds the global generators by (seed, epoch, row) for one sample, and restores them afterwards.
-
-        Without a seed it does nothing.
-        """
-        if self.seed is None or self.cur >= self.num_image:
-            yield
-            return
-        python_state, numpy_state = random.getstate(), np.random.get_state()
-        name = f"{self.seed}/{self.epoch}/{self.seq[self.cur]}"
-        random.seed(name)
-        np.random.seed(zlib.crc32(name.encode()))
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
 
     # -------------------------------------------------------------------------------- methods that a subclass may override
     def next_sample(self) -> tuple[Any, bytes]:

@@ -26,10 +26,9 @@ from jfit.mxnet.optimizer import Updater
 from jfit.ops import nearest
 from jfit.parallel import check_entry
 from jfit.parallel.workers import check_same, from_main, sum_over_processes
-from jfit.step.reduce import Reduce, all_reduce
-from jfit.step.reduce import get as get_reduce
+from jfit.step.reduce import Reduce
 
-# parameters with more elements are not updated in a 'local' store by MXNet's Python API; MXNet.jl picks another type
+# parameters with more elements are not updated in a 'local' store
 BIG = 16 * 1024 * 1024
 TYPES = (
     *("local", "device", "nccl", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device"),
@@ -113,13 +112,9 @@ class KVStore(KVStoreBase):
     Args:
         name: type of the store, one of `jfit.mxnet.kvstore.store.TYPES`, such as `local`, `device` or `dist_sync`.  Case is
             ignored.  The type does not affect where values are summed: always on the device of the first value.
-        reduce: how the training step of a `Module` that uses the store reduces gradients over devices: a name such as
-            "ordered", or a `jfit.step.reduce.Reduce`.  None: gradients are summed, or compressed as
-            `set_gradient_compression` says.  `push` always sums, and raises an error for other rules than "psum".
 
     Raises:
-        ValueError: `name` is unknown (for MXNet, such a name is a local store) or asynchronous (`dist_async`); `reduce` is
-            unknown, or it is a rule that splits the optimizer state over devices, such as "sharded".
+        ValueError: `name` is unknown (for MXNet, such a name is a local store) or asynchronous (`dist_async`).
 
     Example:
         >>> import numpy as np
@@ -135,8 +130,8 @@ class KVStore(KVStoreBase):
     arrays: ArrayTypes = PLAIN
     _updater_class: ClassVar[type[Updater]] = Updater
 
-    def __init__(self, name: str = "local", reduce: Reduce | str | None = None) -> None:
-        self._type, self._rule = checked_type(name), _checked_rule(reduce)
+    def __init__(self, name: str = "local") -> None:
+        self._type = checked_type(name)
         if self.distributed:
             check_entry(f"kvstore {name!r}", several=True)
         self._pushed: set[Any] = set()  # keys, shapes and dtypes that were pushed together, which the other processes know
@@ -152,8 +147,8 @@ class KVStore(KVStoreBase):
 
     @property
     def reduce(self) -> Reduce | None:
-        """How the training step of a `Module` reduces gradients over devices, a `Reduce`; None: they are summed."""
-        return self._rule or (self._compression and self._compression.rule)
+        """How the training step of a `Module` compresses and sums gradients, a `Reduce`; None: it does not compress them."""
+        return self._compression and self._compression.rule
 
     @property
     def distributed(self) -> bool:
@@ -219,10 +214,8 @@ class KVStore(KVStoreBase):
 
         Raises:
             MXNetError: a key was not initialized, or a value has another shape than the stored one.
-            NotImplementedError: the store has a `reduce` rule other than "psum".
         """
         del priority
-        self.check_push("push")
         gathered: dict[Any, list[Any]] = {}
         pairs = self._pairs(key, value, must_exist=True)
         dense = {k for k, values in pairs if any(getattr(v, "stype", "default") != "row_sparse" for v in values)}
@@ -365,7 +358,6 @@ class KVStore(KVStoreBase):
         Raises:
             MXNetError: the store is neither a `device` nor a `dist` one, or a parameter is invalid.
             TypeError: an unknown parameter name.
-            ValueError: the store was created with `reduce=`.
 
         Example:
             >>> store = KVStore("device")
@@ -375,8 +367,6 @@ class KVStore(KVStoreBase):
             >>> store.pull("w").tolist()
             [0.5, -0.5]
         """
-        if self._rule is not None:
-            raise ValueError("the kvstore was created with reduce=, so it cannot compress, too; leave one of them out.")
         if "device" not in self._type and not self.distributed:
             raise MXNetError(f"gradient compression is not supported for a {self._type!r} kvstore; create a 'device' one.")
         self._compression = compression.parse(compression_params)
@@ -401,12 +391,6 @@ class KVStore(KVStoreBase):
             FormatError: the file is damaged.
         """
         self._states("load").set_states(read_file(fname), fname)
-
-    def check_push(self, what: str) -> None:
-        """Raise NotImplementedError if the store has a `reduce` rule other than "psum", which `what` does not apply."""
-        if self._rule is not None and self._rule is not all_reduce():
-            rule = "the kvstore was created with reduce=, a rule for the whole training step of a Module"
-            raise NotImplementedError(f"{what} sums the gradients of each parameter, but {rule}; leave out reduce=")
 
     @property
     def _strings(self) -> bool:
@@ -469,16 +453,6 @@ class KVStore(KVStoreBase):
         return copies if isinstance(value, (list, tuple)) else copies[0]
 
 
-def _checked_rule(reduce: Reduce | str | None) -> Reduce | None:
-    if reduce is None:
-        return None
-    rule = get_reduce(reduce)
-    if rule.sharded or not rule.shared:
-        instead = "jfit.fit(..., reduce='sharded')" if rule.sharded else "kvstore=None"
-        raise ValueError(f"a kvstore has the whole sum and the whole state on every device, unlike this reduce=; use {instead}")
-    return rule
-
-
 def checked_type(name: str) -> str:
     """Return the name of a store type in lower case; raise ValueError if it is asynchronous, or not one of `TYPES`.
 
@@ -527,16 +501,13 @@ def check_spans_job(store: Any, kvstore: Any) -> None:
     raise ValueError(f"{problem}, each of which would train a model of its own; pass kvstore='dist_sync', or None to do so")
 
 
-def create(
-    name: str = "local", make: Callable[..., KVStoreBase] = KVStore, *, reduce: Reduce | str | None = None
-) -> KVStoreBase:
+def create(name: str = "local", make: Callable[..., KVStoreBase] = KVStore) -> KVStoreBase:
     """Create a key-value store by type name.
 
     Args:
         name: a type of `KVStore`, or the class name of a registered store; case is ignored.  For a `dist` type, this process
             joins the job that environment variables describe, if there are any (see `jfit.mxnet.job`).
         make: constructor for types that are not registered.
-        reduce: as for `KVStore`, how the training step of a `Module` reduces gradients over devices; None: they are summed.
 
     Returns:
         The store.
@@ -550,11 +521,11 @@ def create(
     """
     klass = KVStoreBase.kv_registry.get(name.lower())
     if klass is not None:
-        return klass() if reduce is None else klass(reduce=reduce)
+        return klass()
     kind = checked_type(name)
     if "dist" in kind:
         join_job(name)
-    return make(name) if reduce is None else make(name, reduce=reduce)
+    return make(name)
 
 
 def select(
@@ -596,34 +567,6 @@ def select(
     store = make(kvstore) if isinstance(kvstore, str) else kvstore
     check_spans_job(store, kvstore)
     return store, update and store.is_capable(KVStoreBase.OPTIMIZER)
-
-
-def select_julia(kvstore: Any, num_device: int, arg_params: Mapping[str, Any]) -> tuple[Any, bool]:
-    """Choose the key-value store, and whether it updates the weights, as MXNet.jl does.
-
-    Args:
-        kvstore: None, a type name, or a store.  `local` becomes `local_update_cpu` if every parameter has fewer than 16M
-            elements, else `local_allreduce_cpu`; `local_allreduce` stores only sum gradients.
-        num_device: number of devices; for one device there is no store, unless the type is a `dist` one.
-        arg_params: parameters by name.
-
-    Returns:
-        (store or None, whether the store updates the weights).
-
-    Example:
-        >>> store, update = select_julia("local", 2, {"w": np.zeros(3)})
-        >>> store.type, update
-        ('local_update_cpu', True)
-
-    Source: MXNet.jl, `model.jl`.
-    """
-    if isinstance(kvstore, str):
-        kvstore = kvstore.lstrip(":")
-        if kvstore == "local":
-            kvstore = "local_update_cpu" if _largest_size(arg_params) < BIG else "local_allreduce_cpu"
-            kvstore = None if num_device == 1 else kvstore
-    store, _ = select(kvstore, num_device, arg_params)
-    return store, store is not None and "local_allreduce" not in store.type
 
 
 def _largest_size(arrays: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jfit.metrics import ExactRocAuc, HostMetric, Metric
+from jfit.metrics import HostMetric, Metric
 from jfit.mxnet.metric.base import EvalMetric, alias, lookup, named, register
 from jfit.mxnet.metric.device import DeviceMetric, read
 from jfit.mxnet.metric.fold import Pick
@@ -170,37 +170,6 @@ class _PureMetric(DeviceMetric):
         return self._metric
 
 
-class _HostMetric(EvalMetric):
-    """EvalMetric around a metric of `jfit.metrics` that accumulates on the host, in an object of any type."""
-
-    def __init__(self, metric: Any):
-        self._rule = metric
-        super().__init__(metric.name, has_global_stats=True)
-
-    def reset(self) -> None:
-        """Reset the local and the global sums."""
-        self._sums = (self._rule.init(), self._rule.init())
-
-    def reset_local(self) -> None:
-        """Reset the local sums."""
-        self._sums = (self._rule.init(), self._sums[1])
-
-    def update(self, labels: Any, preds: Any) -> None:
-        """Accumulate one batch, lists of label and output arrays; it waits for the device and copies them to the host."""
-        arrays = [[self._wrap(x).asnumpy() for x in xs] for xs in (labels, preds)]
-        local, everything = (self._rule.update(sums, *arrays) for sums in self._sums)
-        self._sums = (local, everything)
-
-    def get(self, sums: int = 0) -> tuple[Any, Any]:
-        """Return (name, value) since the last `reset_local`.  sums: 0 for the local sums, 1 for the global ones."""
-        (value,) = self._rule.compute(self._sums[sums]).values()
-        return self.name, float(value) if not getattr(value, "ndim", 0) else value
-
-    def get_global(self) -> tuple[Any, Any]:
-        """Return (name, value) since the last `reset`."""
-        return self.get(1)
-
-
 def np(numpy_feval: Callable[[Any, Any], Any], name: str | None = None, allow_extra_outputs: bool = False) -> CustomMetric:
     """Create a `CustomMetric` from a function on NumPy arrays.
 
@@ -248,8 +217,6 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
         return _PureMetric(metric)
     if isinstance(metric, HostMetric):
         return CustomMetric(metric.feval, metric.name)
-    if isinstance(metric, ExactRocAuc):
-        return _HostMetric(metric)
     if isinstance(metric, str) and metric[:1] in ("[", "{"):
         config = json.loads(metric)
         metric, kwargs = config if isinstance(config, list) else (config, {})

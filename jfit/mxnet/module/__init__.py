@@ -6,7 +6,7 @@ module      Module, which has three parts:
   parameters  parameters and optimizer state on the devices             states: optimizer state in files
   passes      forward, backward and update, deferred                    programs: their compiled programs
 epochs      run many steps of fit in one dispatch                     exec_group: gradients that scripts overwrite
-slices, groups, workers, ordered: several devices, devices of `ctx_group`s, processes of a job, reduce="ordered"
+slices, groups, workers: several devices, devices of `ctx_group`s, processes of a job
 bucketing, sequential, python, svrg: modules composed of other modules or written in Python
 """
 

@@ -191,9 +191,7 @@ class BaseModule:
 
         Args:
             kvstore: "local", "device", ..., a KVStore, or None (each device updates its own parameters from its own rows).
-                `KVStore("device", reduce="ordered")` trains with the same bits on any number of contexts, and
-                `KVStore("dist_sync", reduce="ordered")` also on any number of processes.  In a job of several
-                processes "dist_sync", or None: each process trains a model of its own.
+                In a job of several processes "dist_sync", or None: each process trains a model of its own.
             optimizer: a name (gradients are then scaled by 1 / batch size, in a `dist` store by 1 / (batch size * processes)),
                 or an `Optimizer` (its `rescale_grad`, default 1, is used, and its weight decay applies to all parameters, as
                 in MXNet).
@@ -204,8 +202,6 @@ class BaseModule:
             TypeError: `optimizer` is neither a name nor an Optimizer.
             ValueError: `compression_params` is not supported with this key-value store; the store sums over the devices of
                 this process only, but the job has several; or the processes have different networks.
-            NotImplementedError: a user-defined optimizer class, or a chain of modules, with a key-value store of
-                reduce="ordered".
         """
         assert self.binded and self.params_initialized, "call bind and init_params before init_optimizer"
         if self.optimizer_initialized and not force_init:

@@ -326,26 +326,6 @@ def python_slices(rows: int, workloads: Sequence[float]) -> list[int]:
     return _checked(np.diff(np.minimum(np.cumsum(counts), rows), prepend=0).tolist(), rows)
 
 
-def first_slices(rows: int, devices: int) -> list[int]:
-    """Split rows as MXNet.jl and gluon do: rows // devices each, one more for the first rows % devices (10 rows: 4, 3, 3).
-
-    Args:
-        rows: number of rows in the batch.
-        devices: number of devices.
-
-    Returns:
-        Number of rows for each device.
-
-    Example:
-        >>> first_slices(10, 3)
-        [4, 3, 3]
-
-    Source: MXNet.jl `_split_inputs`; gluon `split_data(even_split=False)`.
-    """
-    each, extra = divmod(rows, devices)
-    return _checked([each + (i < extra) for i in range(devices)], rows)
-
-
 def _checked(counts: list[int], rows: int) -> list[int]:
     if min(counts) < 1:
         raise ValueError(f"Too many slices. Some splits are empty: {rows} rows on {len(counts)} devices are {counts}")

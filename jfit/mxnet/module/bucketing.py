@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from jfit.formats.atomic import FormatError, complete_file
+from jfit.formats.atomic import FormatError
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.graph import load as load_symbol
 from jfit.graph.scopes import NameManager
@@ -284,8 +284,6 @@ class BucketingModule(BaseModule):
     def save_checkpoint(self, prefix: str, epoch: int, remove_amp_cast: bool = False) -> None:
         """Write `prefix-%04d.params`, `prefix-<key>-symbol.json` of each bucket and `prefix.buckets`, in MXNet's formats.
 
-        The files replace existing ones together: if the disk is full, or the process dies, all are old or all are new.
-
         Raises:
             ValueError: a bucket key is not an integer, which the format requires.
         """
@@ -293,11 +291,10 @@ class BucketingModule(BaseModule):
         wrong = [k for k in self._buckets if isinstance(k, bool) or not isinstance(k, (int, np.integer))]
         if wrong:
             raise ValueError(f"bucket key {wrong[0]!r} is not an integer, as {prefix}.buckets needs; use save_params instead")
-        with files.replaced_together(prefix):
-            self.save_params(f"{prefix}-{epoch:04d}.params")
-            for key in self._buckets:
-                self._bucket(key).symbol.save(f"{prefix}-{key}-symbol.json", remove_amp_cast=remove_amp_cast)
-            save_arrays(f"{prefix}.buckets", [np.asarray(list(self._buckets), np.int32)])
+        self.save_params(f"{prefix}-{epoch:04d}.params")
+        for key in self._buckets:
+            self._bucket(key).symbol.save(f"{prefix}-{key}-symbol.json", remove_amp_cast=remove_amp_cast)
+        save_arrays(f"{prefix}.buckets", [np.asarray(list(self._buckets), np.int32)])
 
     @classmethod
     def load(cls, prefix: str, epoch: int, sym_gen: Any = None, default_bucket_key: Any = None, **kwargs: Any) -> Any:
@@ -317,10 +314,10 @@ class BucketingModule(BaseModule):
             FormatError: a file is damaged.
         """
         where = f"{prefix}.buckets"
-        keys = load_arrays(complete_file(where))
+        keys = load_arrays(where)
         if not isinstance(keys, list) or len(keys) != 1 or getattr(keys[0], "ndim", 0) != 1:
             raise FormatError(where, "arrays", "expected one list of integer bucket keys", "save the checkpoint again.")
-        paths = {int(key): complete_file(f"{prefix}-{int(key)}-symbol.json") for key in np.asarray(keys[0])}
+        paths = {int(key): f"{prefix}-{int(key)}-symbol.json" for key in np.asarray(keys[0])}
         symbols = {key: cls.arrays.symbol(load_symbol(path)) for key, path in paths.items()}
         return cls.load_dict(symbols, sym_gen, default_bucket_key, *files.load_params(prefix, epoch), **kwargs)
 

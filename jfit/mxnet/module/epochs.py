@@ -196,7 +196,7 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
     """Return whether EpochRunner supports this training.
 
     The arrays must be in memory and fit on the devices, every output must have a label, and a step must be one program, which
-    it is not with reduce="ordered", `ctx_group`s on different devices, or a `dist` store of several processes.
+    it is not with `ctx_group`s on different devices, or a `dist` store of several processes.
     """
     if not isinstance(data, NDArrayIter) or "plain" not in vars(type(data)) or data.started or not data.in_memory:
         return False
@@ -204,7 +204,6 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
     names = [name for name, _ in [*data.sources[0], *data.sources[1]]]
     return (
         passes.is_one_program
-        and parameters.reduce.slices is None
         and [o.label for o in model.outputs] == list(label_names) == [name for name, _ in data.sources[1]]
         and set(names) == {*model.inputs, *model.labels}
         and all(model.batch_axes.get(name, 0) == 0 for name in names)

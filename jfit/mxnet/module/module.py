@@ -21,7 +21,6 @@ from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, call, lis
 from jfit.mxnet.module.binding import Binding, concat_slices, python_slices, same_shapes, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
 from jfit.mxnet.module.initial import check_names, converted, initialize
-from jfit.mxnet.module.ordered import not_ordered
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.states import load_states_into, save_states_of
@@ -226,8 +225,6 @@ class Module(BaseModule):
         store, on_store = self._select(kvstore, parameters.arrays()[0])
         rows = self.binding.rows * stores.workers_of(store)
         optimizer, reduce = self._make_optimizer(optimizer, dict(optimizer_params), rows, on_store), self._reduce_of(store)
-        if reduce.slices is not None and not optimizer.is_pure:
-            raise not_ordered("a user-defined optimizer class updates parameters on the host")
         parameters.kvstore, parameters.update_on_kvstore, parameters.names = store, on_store, list(self.binding.params)
         reduce = join_workers(parameters, store, passes.trainable, reduce)  # from here on, that over the own devices
         parameters.set_optimizer(optimizer, passes.trainable, self.binding.fixed_gammas, reduce)
@@ -265,8 +262,6 @@ class Module(BaseModule):
         if self._compression and store is not None:
             if "device" not in store.type and "dist" not in store.type:
                 raise ValueError(f"Gradient compression is not supported for this type of kvstore: {store.type}; use 'device'")
-            if rule is not None:
-                raise ValueError("the module has compression_params, the kvstore a reduce= of its own; leave one of them out")
             return parse({"type": "2bit", **self._compression}).rule
         if rule is not None:
             return rule
@@ -498,15 +493,11 @@ class Module(BaseModule):
     def save_checkpoint(
         self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
     ) -> None:
-        """Write `prefix-symbol.json`, `prefix-%04d.params` and optionally `prefix-%04d.states`, in MXNet's formats.
-
-        The files replace existing ones together: if the disk is full, or the process dies, all are old or all are new.
-        """
-        with files.replaced_together(prefix):
-            files.save_checkpoint(prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast)
-            if save_optimizer_states:
-                self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
-                logging.info('Saved optimizer state to "%s"', f"{prefix}-{epoch:04d}.states")
+        """Write `prefix-symbol.json`, `prefix-%04d.params` and optionally `prefix-%04d.states`, in MXNet's formats."""
+        files.save_checkpoint(prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast)
+        if save_optimizer_states:
+            self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
+            logging.info('Saved optimizer state to "%s"', f"{prefix}-{epoch:04d}.states")
 
     @classmethod
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Any:

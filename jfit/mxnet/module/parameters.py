@@ -14,13 +14,11 @@ from jfit import counters
 from jfit.mxnet.deferred import Pending
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.groups import Placement, part_of
-from jfit.mxnet.module.ordered import ordered_groups
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import Optimizer
 from jfit.optim import Optimizer as PureOptimizer
 from jfit.optim import OptState
 from jfit.parallel.devices import place_on, place_split
-from jfit.parallel.ordered import process_slices
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.state import TrainState
 
@@ -45,8 +43,6 @@ class Parameters:
         fixed_gammas: gammas of BatchNorm with fix_gamma=True: always 1, but counted as updated, because MXNet updates them and
             overwrites the result.
         reduce: reduction of gradients over devices.
-        slices: number of virtual slices of the batches of this process with reduce="ordered", else None.
-        job_devices: `devices`; with a `dist` store of reduce="ordered", those of all processes of the job.
         pending: passes of the graphs that use the parameters, to materialize before the arrays change.
         workers: sums over the processes of the job, a `jfit.mxnet.module.workers.Workers`; None: this process trains alone.
         passes: number of training passes since the last update, from which their random keys are derived.
@@ -70,9 +66,7 @@ class Parameters:
         self.trainable: list[str] = []
         self.fixed_gammas: list[str] = []
         self.reduce: Reduce = all_reduce()
-        self.slices: int | None = None
         self.workers: Any = None
-        self.job_devices = self.devices
         self.passes = self.evaluations = 0
         self.pending = Pending()
         self._rate: Any = None
@@ -136,16 +130,11 @@ class Parameters:
         self, optimizer: Optimizer, trainable: Sequence[str], fixed_gammas: Sequence[str], reduce: Reduce
     ) -> None:
         """Set the optimizer and initialize its state; update counts continue from those of the optimizer object."""
-        if self.grouped and reduce.slices is not None:
-            raise ordered_groups()
         params, _ = self.arrays()
         if self.optimizer is not None:
             self.optimizer.shared.detach(self)
         self.optimizer, self.trainable, self.fixed_gammas, self.reduce = optimizer, list(trainable), list(fixed_gammas), reduce
-        self.split, self.slices = not reduce.shared and len(self.devices) > 1, reduce.slices
-        own = None if reduce.slices is None else process_slices(self.job_devices, reduce.slices)
-        if own is not None:
-            self.slices = own.stop - own.start
+        self.split = not reduce.shared and len(self.devices) > 1
         updated = {k: params[k] for k in sorted(self.trainable)}
         opt_state = self._init_state(updated) if optimizer.is_pure else ()
         local = reduce.init(updated)

@@ -28,7 +28,6 @@ from jfit.mxnet.deferred import Deferred
 from jfit.mxnet.errors import MissingGradient
 from jfit.mxnet.module.binding import Binding
 from jfit.mxnet.module.groups import Replicas, update_by_device
-from jfit.mxnet.module.ordered import check_not_ordered, ordered_program, padded_batch, slice_rows
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.slices import dense_rows, drop_rows, merge_slices, slices_of, split_slices
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
@@ -126,12 +125,6 @@ class Programs:
 
         return self.compiled(("step", self.setting()), make, "module_step", donate=(0,))
 
-    def ordered(self) -> Program:
-        """Return the function (state, batch, rescale) -> (state, StepOut) of a training step with reduce="ordered"."""
-        devices, axes = self.parameters.job_devices, self.model.batch_axes
-        key = ("ordered", self.setting())
-        return self._once(key, lambda: ordered_program(self.raw_step(outputs=True), devices, axes))
-
     def raw_step(self, **options: Any) -> Callable[..., Any]:
         """Return `jfit.step.train_step`, not compiled, with the module's optimizer and gradient reduction; pass `rescale=`.
 
@@ -192,8 +185,6 @@ class Pass(NamedTuple):
         train: whether it is in training mode.
         number: number of the pass within its step, from which its random key is derived.
         specs: shape and dtype of each input on one device, for the largest slice.
-        ordered: whether it is a training pass with reduce="ordered".  `batch` is then the whole batch, padded; `counts` and
-            `specs` are those of its virtual slices, and outputs have a leading slice axis.
     """
 
     batch: Batch
@@ -201,7 +192,6 @@ class Pass(NamedTuple):
     train: bool
     number: int
     specs: dict[str, jax.ShapeDtypeStruct]
-    ordered: bool = False
 
 
 class Passes:
@@ -227,18 +217,13 @@ class Passes:
         """Record a forward pass; pending backward passes of all modules with these parameters run first."""
         parameters, axes = self.parameters, self.programs.model.batch_axes
         parameters.pending.settle()
-        slices = parameters.slices if train else None
-        counts = counts if slices is None else slice_rows(batch, slices, axes)
         specs = _specs_of_slice(batch, max(counts), axes)
-        if slices is not None:
-            batch = padded_batch(batch, slices, axes, self.programs.model.plan(specs))
-        elif len(set(counts)) > 1 and not (plan := self.programs.model.plan(specs)).paddable:
+        if len(set(counts)) > 1 and not (plan := self.programs.model.plan(specs)).paddable:
             raise ValueError(f"slices of {list(counts)} rows must be padded to be equal, but {plan.reason}")
-        else:
-            batch = self._on_devices(split_slices(batch, counts, axes) if len(parameters.devices) > 1 else batch)
+        batch = self._on_devices(split_slices(batch, counts, axes))
         number = parameters.next_pass_number(train)
-        self._pass = at = Pass(batch, tuple(counts), train, number, specs, ordered=slices is not None)
-        self._deferred = Deferred(None if at.ordered else functools.partial(self._run_forward, at))
+        self._pass = at = Pass(batch, tuple(counts), train, number, specs)
+        self._deferred = Deferred(functools.partial(self._run_forward, at))
         parameters.pending.add(self._deferred)
 
     def _on_devices(self, tree: Any) -> Any:
@@ -254,7 +239,6 @@ class Passes:
 
     def _arguments(self, at: Pass) -> tuple[Any, ...]:
         """Return the arguments of the programs of a pass, see `jfit.step.forward_step`."""
-        check_not_ordered(at)
         state = self.view()
         return state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number)
 
@@ -281,14 +265,13 @@ class Passes:
     # -------------------------------------------------------------------------------- results
     def outputs(self) -> tuple[Array, ...]:
         """Return the outputs of the last forward pass, with a leading device axis if there are several devices."""
-        if self._last_pass().ordered and not self._deferred.is_done:
-            check_not_ordered(self._pass)
+        self._last_pass()
         return self._deferred.outputs()
 
     def merged(self, without: int = 0) -> list[Array]:
         """Return the outputs for the whole batch, without its last `without` rows."""
         outputs, at = self.outputs(), self._last_pass()
-        if not without and len(at.counts) == 1 and not at.ordered:
+        if not without and len(at.counts) == 1:
             return list(outputs)
         whole, rows, size = self._whole(outputs, self._rows()), self._rows(), sum(at.counts)
         return [drop_rows(out, where, size, without) for out, where in zip(whole, rows, strict=True)] if without else whole
@@ -309,9 +292,8 @@ class Passes:
 
     def _whole(self, arrays: Sequence[Array], rows: tuple[MaybeLayout, ...]) -> list[Array]:
         """Return arrays for the whole batch; `rows` says which of their axes has the batch rows."""
-        at = self._last_pass()
-        several = len(at.counts) > 1 or at.ordered
-        return list(merge_slices(tuple(arrays), rows, at.counts)) if several else list(arrays)
+        counts = self._last_pass().counts
+        return list(merge_slices(tuple(arrays), rows, counts)) if len(counts) > 1 else list(arrays)
 
     def _per_device(self, arrays: Sequence[Array], rows: Sequence[MaybeLayout]) -> list[list[Array]]:
         """Return for each array the slice of each device without padding rows, on that device; arguments as for `_whole`."""
@@ -416,7 +398,6 @@ class Passes:
     def read_gradients(self) -> dict[str, Array]:
         """Return the gradients by name as dense arrays, after running a pending backward pass."""
         self.settle()
-        check_not_ordered(self._pass)
         self.gradients.update({n: self._dense(n, g) for n, g in self.gradients.items()})
         return self.gradients
 
@@ -478,8 +459,7 @@ class Passes:
             self._update_from_gradients()
 
     def _step(self) -> None:
-        at = self._last_pass()
-        out = self._advance(self.programs.ordered() if at.ordered else self.programs.step(), at.batch)
+        out = self._advance(self.programs.step(), self._last_pass().batch)
         self._deferred.finish(out.outputs)
         self.gradients.update(out.gradients or {})
         self.limit_queue(out.fence)
@@ -487,7 +467,6 @@ class Passes:
     def _update_from_gradients(self) -> None:
         """Update the parameters with the gradients of the last backward pass, which runs first if it is pending."""
         parameters, workers = self.parameters, self.parameters.workers
-        check_not_ordered(self._pass)
         self._deferred.materialize()
         _check_computed(self.gradients, self.trainable)
         gradients: Any = {n: self.gradients[n] for n in self.trainable}

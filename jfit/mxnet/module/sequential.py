@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from jfit.data.ndarray_iter import DataDesc
-from jfit.mxnet.kvstore.store import KVStore
 from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, require
 from jfit.mxnet.module.binding import desc_of, describe
-from jfit.mxnet.module.ordered import not_ordered
 
 
 class SequentialModule(BaseModule):
@@ -147,8 +145,6 @@ class SequentialModule(BaseModule):
 
         Pass a name: an Optimizer object would be shared and would count the updates of every module.
         """
-        if len(self._modules) > 1 and isinstance(kvstore, KVStore) and kvstore.reduce and kvstore.reduce.slices is not None:
-            raise not_ordered("the modules of a SequentialModule pass outputs and gradients to each other in between")
         for module in self._modules:
             module.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
-from jfit.formats.atomic import atomic_write, complete_file, read_file
+from jfit.formats.atomic import atomic_write, read_file
 from jfit.formats.mxnet_states import dump_states, load_states
 from jfit.mxnet.module.parameters import Index, Parameters
 from jfit.mxnet.optimizer.apply import check_arrays, new_state, slot_names, state_from_mxnet, state_to_mxnet
@@ -39,9 +39,9 @@ def load_states_into(parameters: Parameters, fname: str) -> None:
         ValueError: its parameters are not those of this network.
     """
     if parameters.updater is not None:
-        parameters.updater.set_states(read_file(complete_file(fname)), fname)
+        parameters.updater.set_states(read_file(fname), fname)
         return
-    saved = load_states(complete_file(fname))
+    saved = load_states(fname)
     check_counts(fname, saved.counts, saved.num_update)
     check_arrays(fname, saved.states)
     import_states(parameters, saved.states, saved.counts, saved.num_update)

@@ -12,8 +12,6 @@ import numpy as np
 from jfit.distributed import num_processes, rank
 from jfit.mxnet.module.parameters import Parameters
 from jfit.parallel import compile_spmd, place_split, sharding
-from jfit.parallel.contexts import across
-from jfit.parallel.ordered import process_slices
 from jfit.parallel.workers import ProcessSums, from_main
 from jfit.step.reduce import Reduce, all_reduce
 
@@ -21,8 +19,7 @@ from jfit.step.reduce import Reduce, all_reduce
 def join_workers(parameters: Parameters, store: Any, trainable: Sequence[str], reduce: Reduce) -> Reduce:
     """Let a module train with those of the other processes of a job, if there are several and the store is a `dist` one.
 
-    All begin with the parameters and auxiliary states of rank 0.  With reduce="ordered" they also have its random key;
-    otherwise random numbers, as of dropout, become different in each process.
+    All begin with the parameters and auxiliary states of rank 0.  Random numbers, as of dropout, are different in each process.
 
     Args:
         parameters: the parameters of the module.
@@ -33,25 +30,18 @@ def join_workers(parameters: Parameters, store: Any, trainable: Sequence[str], r
     Returns:
         How gradients are reduced over the devices of this process.
     """
-    parameters.workers, parameters.job_devices = None, parameters.devices
+    parameters.workers = None
     if num_processes() == 1 or store is None or "dist" not in store.type:
         return reduce
-    ordered = reduce.slices is not None  # one step on the devices of all processes
-    if ordered:
-        parameters.job_devices = across(parameters.devices)
-        process_slices(parameters.job_devices, reduce.slices or 0, equal=True)
-    (params, aux), key = parameters.arrays(), jax.device_get(parameters.state.key)
+    params, aux = parameters.arrays()
     named = {**{f"arg:{k}": v for k, v in params.items()}, **{f"aux:{k}": v for k, v in aux.items()}}
-    named = from_main({**named, "key": key}, "parameters of the module")
+    named = from_main(named, "parameters of the module")
     params, aux = {k: named[f"arg:{k}"] for k in params}, {k: named[f"aux:{k}"] for k in aux}
-    if ordered:
-        key = named["key"]
-    elif rank():
-        key = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), rank()))
-    parameters.state = parameters.state._replace(key=parameters.place(jnp.asarray(key)))
+    if rank():
+        key = jax.random.wrap_key_data(jax.device_get(parameters.state.key))
+        key = jax.random.key_data(jax.random.fold_in(key, rank()))
+        parameters.state = parameters.state._replace(key=parameters.place(key))
     parameters.set_arrays(params, aux)
-    if ordered:
-        return reduce
     parameters.workers = Workers(reduce, {k: params[k] for k in trainable}, parameters.devices)
     return all_reduce()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -66,8 +66,7 @@ class BucketSentenceIter(DataIter):
 
     Each sentence goes into the shortest bucket that fits it and is padded to the bucket's length.  Sentences longer than the
     longest bucket are dropped, and so is the last incomplete batch of each bucket.  `reset` shuffles the batches with Python's
-    `random` and the sentences with NumPy's generator, as MXNet does; with `seed` the order is the same in every process and
-    can be restored with `load_state_dict`.
+    `random` and the sentences with NumPy's generator, as MXNet does.
 
     Args:
         sentences: sentences as lists of integers.
@@ -78,7 +77,6 @@ class BucketSentenceIter(DataIter):
         label_name: name of the label.
         dtype: dtype of both.
         layout: "NT" for (batch, length), "TN" for (length, batch).
-        seed: int, seeds generators owned by this iterator; None uses the global generators.
 
     Raises:
         ValueError: no bucket has a sentence, or the layout is neither NT nor TN.
@@ -100,7 +98,6 @@ class BucketSentenceIter(DataIter):
         label_name: str = "softmax_label",
         dtype: Any = "float32",
         layout: str = "NT",
-        seed: int | None = None,
     ) -> None:
         super().__init__(batch_size)
         checks.one_of(("NT", "TN"), layout=layout)
@@ -121,9 +118,6 @@ class BucketSentenceIter(DataIter):
         ]  # (bucket, first sentence) of each batch
         # ("data" or "label", bucket) -> (jax array that was last copied to the host, its copy)
         self._on_host: dict[tuple[str, int], tuple[Any, np.ndarray]] = {}
-        self._batches = None if seed is None else random.Random(seed)
-        self._rows = None if seed is None else np.random.RandomState(seed % 2**32)  # None: the global generator
-        self._orders = [np.arange(len(rows)) for rows in self.data]  # order of the sentences of each bucket
         self.reset()
 
     def _pad_sentences(self, sentences: Sequence[Sequence[int]], lengths: Sequence[int]) -> dict[int, np.ndarray]:
@@ -152,14 +146,10 @@ class BucketSentenceIter(DataIter):
     def reset(self) -> None:
         """Shuffle the batches and the sentences of each bucket, and start the next epoch."""
         self.curr_idx = 0
-        (self._batches or random).shuffle(self.idx)
-        for order in self._orders:
-            (self._rows or np.random).shuffle(order)  # the same draws as MXNet's shuffle of the sentences: the same order
-        self._put()
-
-    def _put(self) -> None:
-        """Store the sentences of each bucket, in their current order, and their labels as new NDArrays."""
-        data = [sentences[order] for sentences, order in zip(self.data, self._orders, strict=True)]
+        random.shuffle(self.idx)
+        for rows in self.data:
+            np.random.shuffle(rows)
+        data = [rows.copy() for rows in self.data]  # which the next shuffle does not change
         labels = [self._next_words(rows) for rows in data]
         self.nddata = [nd.array(rows, dtype=self.dtype) for rows in data]
         self.ndlabel = [nd.array(rows, dtype=self.dtype) for rows in labels]
@@ -175,32 +165,6 @@ class BucketSentenceIter(DataIter):
             rows = array.asnumpy()
             self._on_host[name, bucket] = contents, rows
         return rows
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position and the orders; with a seed also the generators' states, which later epochs depend on."""
-        rng = None
-        if self._batches is not None and self._rows is not None:
-            version, words, gauss = self._batches.getstate()
-            rng = {"batches": [version, list(words), gauss], "rows": self._rows.get_state(legacy=False)}
-        return {"curr_idx": self.curr_idx, "idx": list(self.idx), "orders": [o.copy() for o in self._orders], "rng": rng}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict` of an iterator over the same sentences with the same arguments.
-
-        Raises:
-            ValueError: the number of sentences in the buckets differs.
-        """
-        orders = [np.array(order, np.int64) for order in state["orders"]]
-        saved, actual = [len(order) for order in orders], [len(rows) for rows in self.data]
-        if saved != actual or len(state["idx"]) != len(self.idx):
-            raise ValueError(f"the saved position is of buckets with {saved} sentences, this iterator has {actual}.")
-        self.curr_idx, self.idx = int(state["curr_idx"]), [(int(i), int(j)) for i, j in state["idx"]]
-        self._orders = orders
-        if state["rng"] is not None and self._batches is not None and self._rows is not None:
-            version, words, gauss = state["rng"]["batches"]
-            self._batches.setstate((version, tuple(words), gauss))
-            self._rows.set_state(state["rng"]["rows"])
-        self._put()
 
     def _next_words(self, rows: np.ndarray) -> np.ndarray:
         return np.concatenate([rows[:, 1:], np.full_like(rows[:, :1], self.invalid_label)], axis=1)

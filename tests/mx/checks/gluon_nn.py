@@ -1,4 +1,4 @@
-"""Checks of the layers of gluon.nn, gluon.contrib.nn and gluon.contrib.cnn."""
+"""Checks of the layers of gluon.nn and gluon.contrib.nn."""
 
 import warnings
 
@@ -396,23 +396,6 @@ def check_contrib_nn(mx):
     result["sparse output"] = y
     trainer.step(1)
     result["sparse weight"] = sparse.weight.row_sparse_data(mx.nd.arange(5)).tostype("default")
-    return result
-
-
-def check_contrib_cnn(mx):
-    cnn = mx.gluon.contrib.cnn
-    cases = {
-        "deformable": cnn.DeformableConvolution(2, kernel_size=2, padding=1, prefix="dc_"),
-        "deformable plain": cnn.DeformableConvolution(
-            3, (3, 3), use_bias=False, offset_use_bias=False, in_channels=2, activation="relu", prefix="dc_"
-        ),
-    }
-    result = runs(mx, cases, (1, 2, 4, 4))
-    modulated = cnn.ModulatedDeformableConvolution(2, kernel_size=2, in_channels=2, prefix="md_")
-    result["modulated"] = [[p.name, p.shape] for p in modulated.collect_params().values()]
-    result["modulated repr"] = repr(cnn.ModulatedDeformableConvolution(2, prefix="md_")).split("(")[0]
-    result["slice without end"] = mx.nd.slice_axis(mx.nd.arange(4), axis=0, begin=1, end=None)
-    result["layout"] = raised(cnn.DeformableConvolution, 2, layout="NCW")
     return result
 
 

@@ -601,18 +601,6 @@ def check_contrib_variational_dropout(mx):
     return out
 
 
-def check_contrib_dynamic_unroll(mx):
-    rnn, out = mx.gluon.rnn, {}
-    unroll = mx.gluon.contrib.rnn.rnn_cell.dynamic_unroll
-    for label, cell in {"lstm": rnn.LSTMCell(3, input_size=4), "gru": rnn.GRUCell(3, input_size=4)}.items():
-        filled(mx, cell)
-        x, states = draw(mx, 3, 2, 4), cell.begin_state(2)
-        out[f"{label} TNC"] = flat(unroll(cell, x, states))
-        out[f"{label} NTC"] = flat(unroll(cell, x.swapaxes(0, 1), states, layout="NTC"))
-        out[f"{label} lengths"] = flat(unroll(cell, x, states, valid_length=mx.nd.array([1, 3])))
-    return out
-
-
 def check_training_dropout_statistics(mx):
     rnn, out = mx.gluon.rnn, {}
     ones = mx.nd.ones((40, 5, 20))

@@ -1,4 +1,4 @@
-"""gluon's contributed cells: convolutional cells, LSTM with projection, variational dropout, unrolling as a loop.
+"""gluon's contributed cells: convolutional cells, LSTM with projection, variational dropout.
 
 >>> import jfit.mx as mx
 >>> mx.gluon.contrib.rnn.LSTMPCell(5, 3, input_size=4)
@@ -12,7 +12,7 @@ from typing import Any
 from jfit.mxnet.gluon.nn.weighted import per_axis, weight_shape
 from jfit.mxnet.gluon.rnn.cells import GatedCell, GRUCell, LSTMCell, ModifierCell, RNNCell
 from jfit.mxnet.rnn.composed import States
-from jfit.mxnet.rnn.sequences import Sequences, namespace
+from jfit.mxnet.rnn.sequences import Sequences
 from jfit.mxnet.rnn.steps import Step
 
 
@@ -128,55 +128,6 @@ class LSTMPCell(LSTMCell):
 
     def _step(self, F: Any) -> Step:
         return super()._step(F)._replace(named=False, out="hidden")
-
-
-def dynamic_unroll(
-    cell: Any,
-    inputs: Any,
-    begin_state: States,
-    drop_inputs: float = 0,
-    drop_outputs: float = 0,
-    layout: str = "TNC",
-    valid_length: Any = None,
-) -> tuple[Any, States]:
-    """Apply a cell to every step of a sequence in a loop, which compiles one step whatever the length.
-
-    Args:
-        cell: recurrent cell.
-        inputs: array or symbol in this layout.
-        begin_state: initial states.
-        drop_inputs, drop_outputs: fraction set to 0 in training, with the same mask in all steps.
-        layout: "TNC" (time, batch, features) or "NTC".
-        valid_length: (batch,), the number of steps of each sequence, as in `RecurrentCell.unroll`; None: all steps.
-
-    Returns:
-        (outputs in this layout, states after the last step).
-
-    Example:
-        >>> import jfit.mx as mx
-        >>> cell = mx.gluon.rnn.GRUCell(3, input_size=4)
-        >>> cell.initialize()
-        >>> outputs, states = dynamic_unroll(cell, mx.nd.ones((5, 2, 4)), cell.begin_state(batch_size=2))
-        >>> outputs.shape, states[0].shape
-        ((5, 2, 3), (2, 3))
-    """
-    F, axis = namespace(inputs), layout.find("T")
-
-    def body(x: Any, states: States) -> tuple[Any, States]:
-        if valid_length is None:
-            return cell(x, states)
-        *states, step = states
-        output, new_states = cell(x, states)
-        alive = F.broadcast_greater(valid_length, step)
-        return output, [*(F.where(alive, new, old) for new, old in zip(new_states, states, strict=True)), step + 1]
-
-    inputs = F.swapaxes(_dropped_steps(F, inputs, drop_inputs, axis), 0, axis)
-    states = list(begin_state) if valid_length is None else [*begin_state, F.zeros((1,))]
-    outputs, states = F.contrib.foreach(body, inputs, states)
-    outputs = F.swapaxes(_dropped_steps(F, outputs, drop_outputs, 0), 0, axis)
-    if valid_length is None:
-        return outputs, states
-    return F.SequenceMask(outputs, valid_length, use_sequence_length=True, axis=axis), states[:-1]
 
 
 # ------------------------------------------------------------------------------------------------ convolutional cells

@@ -139,7 +139,7 @@ class Dense(Weighted):
         self._kwargs = {"no_bias": not use_bias, "num_hidden": units, "flatten": flatten}
         inits = weight_initializer, units if use_bias else None, bias_initializer
         with self.name_scope():
-            self._add_parameters("", (units, in_units), *inits, dtype=dtype)
+            self._add_parameters((units, in_units), *inits, dtype=dtype)
             self.act = activation_named(activation)
 
     def __repr__(self) -> str:

@@ -24,12 +24,11 @@ class Weighted(HybridBlock):
     _op_name: str
     _kwargs: dict[str, Any]
 
-    def _add_parameters(self, start: str, shape: Any, init: Any, channels: int | None, bias_init: Any, **options: Any) -> None:
-        """Add the parameters `<start>weight` of this shape and `<start>bias` (channels,); None: no bias."""
+    def _add_parameters(self, shape: Any, init: Any, channels: int | None, bias_init: Any, **options: Any) -> None:
+        """Add the parameters `weight` of this shape and `bias` (channels,); None: no bias."""
         new = functools.partial(self.params.get, allow_deferred_init=True, **options)
-        setattr(self, f"{start}weight", new(f"{start}weight", shape=shape, init=init))
-        bias = None if channels is None else new(f"{start}bias", shape=(channels,), init=bias_init)
-        setattr(self, f"{start}bias", bias)
+        self.weight = new("weight", shape=shape, init=init)
+        self.bias = None if channels is None else new("bias", shape=(channels,), init=bias_init)
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
         """Apply the operator, and f."""
@@ -90,7 +89,6 @@ class Convolution(Windows, Weighted):
     """
 
     _op_name = "Convolution"
-    _start = ""  # of the names of weight and bias
 
     def __init__(
         self,
@@ -123,16 +121,16 @@ class Convolution(Windows, Weighted):
         shape = weight_shape(ends[0], ends[1] // groups, self._kwargs["kernel"], layout)
         inits = weight_initializer, channels if use_bias else None, bias_initializer
         with self.name_scope():
-            self._add_parameters(self._start, shape, *inits)
+            self._add_parameters(shape, *inits)
             self.act = activation_named(activation)
 
     def _alias(self) -> str:
         return "conv"
 
     def __repr__(self) -> str:
-        settings, weight = self._kwargs, getattr(self, f"{self._start}weight")
+        settings = self._kwargs
         ones = (1,) * len(settings["kernel"])
-        parts = [f"{weight.shape[1] or None} -> {weight.shape[0]}", "kernel_size={kernel}", "stride={stride}"]
+        parts = [f"{self.weight.shape[1] or None} -> {self.weight.shape[0]}", "kernel_size={kernel}", "stride={stride}"]
         parts += ["padding={pad}"] if settings["pad"] != (0,) * len(ones) else []
         parts += ["dilation={dilate}"] if settings["dilate"] != ones else []
         parts += ["groups={num_group}"] if settings["num_group"] != 1 else []

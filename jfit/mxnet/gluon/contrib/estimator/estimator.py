@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ class Estimator:
         loss: the loss, a `gluon.loss.Loss`.
         train_metrics: metric or list of them; by default accuracy, if the loss is SoftmaxCrossEntropyLoss, and the loss.
         val_metrics: the same for evaluations; by default copies of `train_metrics`.
-        initializer: initializer of parameters that are not initialized.
+        initializer: initializer of the parameters, unless they are initialized already.
         trainer: `gluon.Trainer`; by default SGD with learning rate 0.001.
         context: context or list of them; by default gpu(0) if there is one, else cpu(0).
         val_net, val_loss: net and loss of evaluations, if they are others.
@@ -40,7 +39,6 @@ class Estimator:
 
     Raises:
         ValueError: an argument of another class.
-        AssertionError: a GPU that does not exist.
 
     Example:
         >>> import jfit.mx as mx, numpy as np
@@ -63,18 +61,9 @@ class Estimator:
     batch_axis = 0
 
     def __init__(
-        self,
-        net: Any,
-        loss: Any,
-        train_metrics: Any = None,
-        val_metrics: Any = None,
-        initializer: Any = None,
-        trainer: Any = None,
-        context: Any = None,
-        val_net: Any = None,
-        val_loss: Any = None,
-        batch_processor: Any = None,
-    ) -> None:
+        self, net: Any, loss: Any, train_metrics: Any = None, val_metrics: Any = None, initializer: Any = None,
+        trainer: Any = None, context: Any = None, val_net: Any = None, val_loss: Any = None, batch_processor: Any = None,
+    ) -> None:  # fmt: skip
         self.net, self.val_net = net, net if val_net is None else val_net
         self.loss, self.val_loss = loss, loss if val_loss is None else val_loss
         events.check_class(Loss, loss=self.loss, val_loss=self.val_loss)
@@ -86,31 +75,22 @@ class Estimator:
             metric.name = "validation " + metric.name.removeprefix("training ")
         self.logger = logging.Logger("Estimator", logging.INFO)
         self.logger.addHandler(logging.StreamHandler(sys.stdout))
-        self.context = _contexts(context)
-        self._initialize(initializer)
-        if trainer is None:
-            warnings.warn("no trainer= was passed; SGD with learning rate 0.001 is used.", stacklevel=2)
-            trainer = Trainer(self.net.collect_params(), "sgd", {"learning_rate": 0.001})
-        events.check_class(Trainer, trainer=trainer)
-        self.trainer = trainer
-        self.batch_processor = BatchProcessor() if batch_processor is None else batch_processor
-        if not all(callable(getattr(self.batch_processor, n, None)) for n in ("fit_batch", "evaluate_batch")):
-            raise ValueError("batch_processor needs the methods fit_batch and evaluate_batch; derive it from BatchProcessor.")
-
-    def _default_metrics(self) -> list[Any]:
-        loss = create("loss", name=self.loss.name.rstrip("1234567890"))
-        return [create("acc"), loss] if isinstance(self.loss, SoftmaxCrossEntropyLoss) else [loss]
-
-    def _initialize(self, initializer: Any) -> None:
+        default = gpu(0) if num_gpus() else cpu()
+        self.context = context if isinstance(context, list) else [context or default]
+        for each in self.context:
+            events.check_class(Context, context=each)
         try:
             for param in self.net.collect_params().values():
                 param.list_ctx()
         except RuntimeError:
             self.net.initialize(init=initializer or "uniform", ctx=self.context)
-        else:
-            if initializer:
-                message = "initializer= is ignored, because the net is initialized already"
-                warnings.warn(f"{message}; call net.initialize(initializer, force_reinit=True).", stacklevel=3)
+        self.trainer = trainer or Trainer(self.net.collect_params(), "sgd", {"learning_rate": 0.001})
+        events.check_class(Trainer, trainer=self.trainer)
+        self.batch_processor = batch_processor or BatchProcessor()
+
+    def _default_metrics(self) -> list[Any]:
+        loss = create("loss", name=self.loss.name.rstrip("1234567890"))
+        return [create("acc"), loss] if isinstance(self.loss, SoftmaxCrossEntropyLoss) else [loss]
 
     def evaluate(self, val_data: Any, batch_axis: int = 0, event_handlers: Any = None) -> None:
         """Compute `val_metrics` on a data set.
@@ -121,13 +101,13 @@ class Estimator:
             event_handlers: handler or list of them; a MetricHandler and a LoggingHandler are added if there are none.
 
         Raises:
-            ValueError: `val_data` is not a DataLoader, or a handler has metrics of its own.
+            ValueError: `val_data` is not a DataLoader.
         """
         events.check_class(DataLoader, val_data=val_data)
         for metric in self.val_metrics:
             metric.reset()
         defaults = [events.MetricHandler(self.val_metrics), events.LoggingHandler(metrics=self.val_metrics)]
-        handlers = _completed(event_handlers, defaults, self.val_metrics)
+        handlers = _completed(event_handlers, defaults)
         self._call(handlers, "epoch_begin")
         for batch in val_data:
             self._call(handlers, "batch_begin", batch=batch)
@@ -136,14 +116,9 @@ class Estimator:
         self._call(handlers, "epoch_end")
 
     def fit(
-        self,
-        train_data: Any,
-        val_data: Any = None,
-        epochs: int | None = None,
-        event_handlers: Any = None,
-        batches: int | None = None,
-        batch_axis: int = 0,
-    ) -> None:
+        self, train_data: Any, val_data: Any = None, epochs: int | None = None, event_handlers: Any = None,
+        batches: int | None = None, batch_axis: int = 0,
+    ) -> None:  # fmt: skip
         """Train for a number of epochs or of batches.
 
         Args:
@@ -155,8 +130,7 @@ class Estimator:
             batch_axis: the batch axis, along which data and labels are split over the contexts.
 
         Raises:
-            ValueError: a loader or handler of another class, both or none of `epochs` and `batches`, or metrics that are not
-                those of the estimator.
+            ValueError: a loader or handler of another class, or both or none of `epochs` and `batches`.
         """
         events.check_class(DataLoader, train_data=train_data)
         if bool(epochs) == bool(batches):
@@ -166,7 +140,7 @@ class Estimator:
         if val_data:
             defaults.append(events.ValidationHandler(val_data, self.evaluate))
         defaults.append(events.LoggingHandler(metrics=self.train_metrics))
-        handlers = _completed(event_handlers, defaults, [*self.train_metrics, *self.val_metrics])
+        handlers = _completed(event_handlers, defaults)
         self._call(handlers, "train_begin")
         stopped = False
         while not stopped:
@@ -185,33 +159,11 @@ class Estimator:
         return any(answers)
 
 
-def _completed(handlers: Any, defaults: Sequence[Any], metrics: Sequence[Any]) -> list[Any]:
-    """Return the handlers, and the default ones of whose class there is none, in the order in which they are called.
-
-    metrics: those that handlers may refer to, if some are default ones.
-    """
+def _completed(handlers: Any, defaults: Sequence[Any]) -> list[Any]:
+    """Return the handlers, and the default ones of whose class there is none, in the order in which they are called."""
     own = [handlers] if isinstance(handlers, events.EventHandler) else list(handlers or ())
     for handler in own:
         events.check_class(events.EventHandler, handler=handler)
     always = events.StoppingHandler
     added = [d for d in defaults if isinstance(d, always) or not any(isinstance(h, type(d)) for h in own)]
-    for handler in own if added else ():
-        for metric in [m for name, value in vars(handler).items() if "metric" in name for m in events.as_metrics(value)]:
-            if all(metric is not known for known in metrics):
-                problem = f"{type(handler).__name__} has the metric {metric}, which is not one of the estimator's"
-                raise ValueError(f"{problem}; pass estimator.train_metrics or estimator.val_metrics to it.")
     return sorted([*own, *added], key=lambda handler: getattr(handler, "priority", 0))
-
-
-def _contexts(context: Any) -> list[Context]:
-    if not context:
-        count = num_gpus()
-        if count > 1:
-            warnings.warn(f"gpu(0) of {count} GPUs is used; pass context=, a list of contexts, for several.", stacklevel=3)
-        return [gpu(0) if count else cpu()]
-    contexts = context if isinstance(context, list) else [context]
-    for each in contexts:
-        events.check_class(Context, context=each)
-        missing = each.device_type == "gpu" and each.device_id >= num_gpus()
-        assert not missing, f"{each} does not exist: there are {num_gpus()} GPUs; pass mx.cpu()."
-    return contexts

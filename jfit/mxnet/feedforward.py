@@ -1,4 +1,4 @@
-"""FeedForward, MXNet's estimator class (older than Module), with the APIs of MXNet's Python package and of MXNet.jl."""
+"""FeedForward, MXNet's estimator class, which is older than Module."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from jfit import counters
 from jfit.data import NDArrayIter
+from jfit.data.ndarray_iter import DataDesc
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.callback import BatchEndParam, LogValidationMetricsCallback
-from jfit.mxnet.feedforward import julia
-from jfit.mxnet.feedforward.callbacks import OptimizationState
-from jfit.mxnet.kvstore.store import select_julia
 from jfit.mxnet.logs import of_worker
-from jfit.mxnet.module.base import attribute, call, listed
-from jfit.mxnet.module.binding import first_slices, same_shapes, wrapped_rows
+from jfit.mxnet.module.base import call, listed
+from jfit.mxnet.module.binding import describe, same_shapes, wrapped_rows
 from jfit.mxnet.module.bucketing import BucketingModule
 from jfit.mxnet.module.initial import DEFAULT, check_names
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.mutable import as_array
-from jfit.mxnet.optimizer import Optimizer
 from jfit.parallel.contexts import check_entry, cpu
 
 Params = dict[str, Any]
@@ -54,51 +51,18 @@ class FeedForwardBucketingModule(BucketingModule):
     _module_class = FeedForwardModule
 
 
-class JuliaModule(FeedForwardModule):
-    """FeedForwardModule that splits batches over devices as MXNet.jl does: 10 rows on 3 devices are 4, 3, 3."""
-
-    _divide = staticmethod(lambda rows, workloads: first_slices(rows, len(workloads)))
-
-    def _select(self, kvstore: Any, params: dict[str, Any]) -> tuple[Any, bool]:
-        return select_julia(kvstore, len(self.binding.devices), params)
-
-
 class FeedForward:
     """A network with its parameters, trained on arrays or data iterators.
 
-    There are two APIs.  With the Python API the training settings are attributes of the object: `FeedForward(net,
-    num_epoch=10, learning_rate=0.1)`, then `fit(X, y)`.  With MXNet.jl's (Julia) API they are arguments of the call:
-    `FeedForward(net, context=...)`, then `train(optimizer, data, n_epoch=10)` or `fit(optimizer, data, ...)`.  Both update
-    the same parameters, so they can be mixed.
-
-    |                       | Python                                     | Julia                                           |
-    |-----------------------|--------------------------------------------|-------------------------------------------------|
-    | parameters            | `arg_params=`, or initialized by `fit`     | `init_model(initializer, overwrite, **shapes)`  |
-    | wrong shape           | ValueError                                 | warning, and it is initialized again            |
-    | 10 rows on 3 devices  | 3, 3, 4                                    | 4, 3, 3                                         |
-    | rescale_grad          | name: 1 / batch size; object: unchanged    | name, or object with 0: 1 / batch size          |
-    | weight decay          | depends on the names of parameters         | all parameters                                  |
-    | scheduler's argument  | number of updates                          | number of epochs (`eta_decay="batch"`: updates) |
-    | epoch numbers         | from `begin_epoch`                         | from 1                                          |
-    | data is reset         | before the training, after each epoch      | before each epoch                               |
-    | batch callbacks       | BatchEndParam, nbatch from 1               | OptimizationState, also at batch 0              |
-    | epoch callbacks       | (epoch, symbol, arg_params, aux_params)    | (model, state, metric), also at epoch 0         |
-    | frozen parameters     | no                                         | attribute `weight_grad="freeze"` on an operator |
-    | key-value store       | as Module                                  | `local` becomes local_update_cpu, ..allreduce.. |
-    | eval_data             | any batch size                             | the batch size of the training data             |
-    | log                   | always                                     | `verbosity` 0 to 3                              |
-    | epoch_size, monitor   | yes                                        | no                                              |
-    | buckets               | `symbol` may be a function of the key      | no                                              |
-
-    In both APIs arrays are row-major with the batch axis first (MXNet.jl's are column-major with the batch axis last).
+    The training settings are attributes of the object: `FeedForward(net, num_epoch=10, learning_rate=0.1)`, then `fit(X, y)`.
 
     Differences from MXNet: `predict` and `score` use the current parameters (MXNet's those of the first call); padding rows
-    are excluded from metrics; metrics on several devices are computed over the whole batch; validation runs in evaluation
-    mode (MXNet.jl's in training mode, with dropout); initializers in attributes of variables are used.
+    are excluded from metrics; metrics on several devices are computed over the whole batch; initializers in attributes of
+    variables are used.
 
     Args:
         symbol: the network, or a function bucket key -> network.
-        ctx, context: a device or a list of devices (two names of one argument); default cpu(0).
+        ctx: a device or a list of devices; default cpu(0).
         num_epoch: number of the epoch at which training ends (exclusive).
         epoch_size: number of batches per epoch; None: one pass over the data.
         optimizer: name of an optimizer, or an Optimizer.
@@ -111,33 +75,28 @@ class FeedForward:
         **kwargs: arguments of an optimizer given by name.
 
     Raises:
-        ValueError: both ctx and context are set, or the network has duplicate names.
+        ValueError: the network has duplicate names.
 
     Example:
         >>> import jfit, numpy as np
-        >>> from jfit.mxnet.feedforward.feedforward import FeedForward
         >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
         >>> x = np.eye(2, dtype="float32").repeat(20, axis=0)
         >>> model = FeedForward(net, num_epoch=20, numpy_batch_size=8, learning_rate=1.0)
         >>> model.fit(x, x.argmax(1))
         >>> model.predict(x).argmax(1).tolist() == x.argmax(1).tolist()
         True
-        >>> julia = FeedForward(net, context=jfit.cpu(0))
-        >>> julia.train("sgd", jfit.NDArrayIter(x, x.argmax(1), 8), n_epoch=20, optimizer_params={"learning_rate": 1.0})
-        >>> julia.score((x, x.argmax(1)))
+        >>> model.score((x, x.argmax(1)))
         1.0
 
-    Source: Apache MXNet 1.9.1, `mxnet.model.FeedForward`; MXNet.jl, `model.jl`.
+    Source: Apache MXNet 1.9.1, `mxnet.model.FeedForward`.
     """
 
     arrays: ArrayTypes = PLAIN
     symbol: Any  # None if it is a function of the bucket key and no data was seen yet
     arg_params: Any  # None if not initialized
     aux_params: Any
-    arch = attribute("symbol", "The network (MXNet.jl's name of `symbol`).")
     _python_module: type[FeedForwardModule] = FeedForwardModule
     _bucket_module: type[FeedForwardBucketingModule] = FeedForwardBucketingModule
-    julia_module: type[JuliaModule] = JuliaModule
 
     def __init__(
         self,
@@ -152,14 +111,9 @@ class FeedForward:
         aux_params: Mapping[str, Any] | None = None,
         allow_extra_params: bool = False,
         begin_epoch: int = 0,
-        *,
-        context: Any = None,
         **kwargs: Any,
     ) -> None:
         check_entry("FeedForward", several=True)
-        if ctx is not None and context is not None:
-            raise ValueError("both ctx and context are set; they are the same argument.")
-        ctx = ctx if context is None else context
         self.ctx = [cpu()] if ctx is None else list(ctx) if type(ctx) in (list, tuple) else [ctx]
         self.symbol, self.sym_gen = (symbol, None) if hasattr(symbol, "list_arguments") else (None, symbol)
         self.arg_params = None if arg_params is None else dict(arg_params)
@@ -190,13 +144,8 @@ class FeedForward:
     def _checked_params(self) -> tuple[Params, Params]:
         """Return (parameters, auxiliary states) by name; raise ValueError if they are not initialized."""
         if self.symbol is None or self.arg_params is None:
-            raise ValueError("the model has no parameters yet; call fit, train or init_model, or load a checkpoint.")
+            raise ValueError("the model has no parameters yet; call fit, or load a checkpoint.")
         return self.arg_params, self.aux_params or {}
-
-    def _set_params(self, params: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
-        """Set parameters and auxiliary states from arrays by name."""
-        self.arg_params = {name: self.arrays.wrap(value) for name, value in params.items()}
-        self.aux_params = {name: self.arrays.wrap(value) for name, value in aux.items()}
 
     def copy_params_from(self, module: Any) -> None:
         """Copy the parameters of a module; the mean over devices if each device has different ones."""
@@ -213,34 +162,6 @@ class FeedForward:
             raise
         self.copy_params_from(module)
 
-    def init_model(
-        self, initializer: Any = DEFAULT, overwrite: bool = False, **input_shapes: Sequence[int]
-    ) -> tuple[list[str], list[str], list[str]]:
-        """Initialize missing parameters; a parameter of the wrong shape is initialized again, with a warning.
-
-        Args:
-            initializer: the initializer; "default" is Uniform(0.01).
-            overwrite: initialize all parameters, also existing ones.
-            **input_shapes: shape of every input and label, batch axis first: `data=(100, 784), softmax_label=(100,)`.
-
-        Returns:
-            Names of (arguments, parameters, auxiliary states).
-
-        Source: MXNet.jl, `init_model`.
-        """
-        module = self.julia_module(self.symbol, data_names=list(input_shapes), label_names=(), context=self.ctx[:1])
-        module.bind([(name, tuple(shape)) for name, shape in input_shapes.items()], for_training=False)
-        bound, current = module.binding, []
-        for values, names in ((self.arg_params, bound.params), (self.aux_params, bound.aux)):
-            known = {n: v for n, v in (values or {}).items() if n in names and not overwrite}
-            for name in [n for n, v in known.items() if tuple(v.shape) != bound.specs[n].shape]:
-                problem = f"found {tuple(known.pop(name).shape)}, expected {bound.specs[name].shape}"
-                module.logger.warning(f"Shape mismatch for {name}: {problem}. It is initialized again.")
-            current.append(known)
-        module.init_params(initializer, *current, allow_missing=True)
-        self.copy_params_from(module)
-        return self.symbol.list_arguments(), list(bound.params), list(bound.aux)
-
     # -------------------------------------------------------------------------------- training
     def fit(
         self,
@@ -256,12 +177,11 @@ class FeedForward:
         monitor: Any = None,
         eval_end_callback: Any = LogValidationMetricsCallback(),  # noqa: B008
         eval_batch_end_callback: Any = None,
-        **options: Any,
     ) -> None:
         """Train from epoch `begin_epoch` to `num_epoch`, with new optimizer state.
 
         Args:
-            X: data iterator, or array (N, ...); or an Optimizer: the call is then `train(X, y, ...)`.
+            X: data iterator, or array (N, ...).
             y: labels (N,) or (N, 1), if X is an array.
             eval_data: validation data for each epoch: data iterator, or (X, y), or None.
             eval_metric: metric of training and validation, in any form that `mx.metric.create` accepts.
@@ -273,18 +193,12 @@ class FeedForward:
             monitor: a Monitor, or None.
             eval_end_callback, eval_batch_end_callback: called with a BatchEndParam after the validation, and after each of
                 its batches.
-            **options: options of `train`, if X is an Optimizer.
 
         Raises:
             AssertionError: num_epoch is not set.
-            TypeError: an unknown option, or rescale_grad is set for an optimizer given by name.
+            TypeError: rescale_grad is set for an optimizer given by name.
             ValueError: data, labels or parameters do not match the network.
         """
-        if isinstance(X, Optimizer):
-            self.train(X, y, eval_data=eval_data, eval_metric=eval_metric, kvstore=kvstore, **options)
-            return
-        if options:
-            raise TypeError(f"fit has no argument {next(iter(options))!r}; the options of train need an Optimizer as X.")
         assert self.num_epoch is not None, "num_epoch is missing: FeedForward(symbol, num_epoch=10) trains for 10 epochs."
         if isinstance(self.optimizer, str) and "rescale_grad" in self.kwargs:
             raise TypeError("FeedForward sets rescale_grad of a named optimizer to 1 / batch size; pass an Optimizer.")
@@ -320,7 +234,7 @@ class FeedForward:
 
     def _training_module(self, data: Any, kvstore: Any, logger: Any, work_load_list: Any) -> Any:
         """Create a bound module with parameters and a new optimizer, after checking that the data has all inputs."""
-        inputs, labels = julia.descriptions(data)
+        inputs, labels = _descriptions(data)
         names, label_names = [d.name for d in inputs], [d.name for d in labels]
         for name in self.symbol.list_arguments():
             if name.endswith(_INPUTS) and name not in (*names, *label_names, *(self.arg_params or ())):
@@ -337,25 +251,6 @@ class FeedForward:
         module.init_optimizer(kvstore, self.optimizer, self.kwargs)
         logger.info(of_worker("Start training with %s"), self.ctx)
         return module
-
-    def train(self, optimizer: Any, data: Any, **options: Any) -> None:
-        """Train on a data iterator, with the arguments of MXNet.jl's `fit(model, optimizer, data; ...)`.
-
-        Args:
-            optimizer: an Optimizer, or a name (with `optimizer_params={...}`).  For a name, and for an Optimizer whose
-                `rescale_grad` is 0, rescale_grad becomes 1 / batch size (in MXNet.jl it is called `scale`, default 0).  Weight
-                decay applies to all parameters regardless of their names, as in MXNet.jl.
-            data: data iterator; it is reset before each epoch.
-            **options: see `TrainingOptions`.
-
-        Raises:
-            AssertionError: the batch sizes of eval_data and data differ.
-            TypeError: an unknown option, or an invalid callback.
-            ValueError: a batch has fewer rows than there are devices.
-
-        Source: MXNet.jl, `model.jl`.
-        """
-        julia.train(self, optimizer, data, julia.TrainingOptions(**options))
 
     # -------------------------------------------------------------------------------- data
     def _iter(self, X: Any, y: Any, shuffle: bool, tail: str, labels: bool = True) -> Any:
@@ -398,17 +293,7 @@ class FeedForward:
         return self._iter(X, y, True, "pad")
 
     # -------------------------------------------------------------------------------- predicting
-    def predict(
-        self,
-        X: Any,
-        num_batch: int | None = None,
-        return_data: bool = False,
-        reset: bool = True,
-        *,
-        overwrite: bool = True,
-        callback: Any = None,
-        verbosity: int = 0,
-    ) -> Any:
+    def predict(self, X: Any, num_batch: int | None = None, return_data: bool = False, reset: bool = True) -> Any:
         """Compute the outputs for all rows, as NumPy arrays; padding rows are removed.
 
         Args:
@@ -416,33 +301,23 @@ class FeedForward:
             num_batch: maximum number of batches; None: all.
             return_data: also return the data and the labels.
             reset: reset the iterator first.
-            overwrite: False: raise if the shapes differ from those of the last call (MXNet.jl then also reuses the weights of
-                that call; here the current parameters are always used).
-            callback: called with the output (list of outputs if there are several) of each batch; predict then returns None.
-            verbosity: 1: log the shapes and the device the network is bound to.
 
         Returns:
             Array (N, ...), a list of arrays for several outputs, or (outputs, data, labels) with return_data.
 
         Raises:
-            AssertionError: overwrite is False and the shapes differ.
             ValueError: the model has no parameters, or the data has no batch.
         """
         self._checked_params()
         data = self._iter(X, None, False, "pad", labels=False)
         if reset:
             data.reset()
-        module = self._predictor_module(data, overwrite, verbosity)
+        module = self._predictor_module(data)
         results: list[Any] = []
         for outputs, _, batch in module.iter_predict(itertools.islice(data, num_batch), reset=False):
-            if callback is not None:
-                callback(outputs[0] if len(outputs) == 1 else outputs)
-                continue
             parts = (batch.data, batch.label or ()) if return_data else ()
             real = [[_real_rows(as_array(a), wrapped_rows(batch)) for a in part] for part in parts]
             results.append([[as_array(out) for out in outputs], *real])
-        if callback is not None:
-            return None
         if not results:
             raise ValueError("predict got no batch: the data iterator is empty or exhausted (reset=True resets it).")
         results = counters.read(results)  # sync: the caller gets NumPy arrays
@@ -479,32 +354,21 @@ class FeedForward:
             call(batch_end_callback, BatchEndParam(0, nbatch, metric, locals()))
         return metric.get()[1]
 
-    def _predictor_module(self, data: Any, overwrite: bool = True, verbosity: int = 0) -> FeedForwardModule:
-        """Return a module bound to the shapes of this data, with the current parameters.
+    def _predictor_module(self, data: Any) -> FeedForwardModule:
+        """Return a module bound to the shapes of this data iterator, with the current parameters.
 
         The module of the last call is used again if the inputs have the same names; it compiles once per shape.
-
-        Args:
-            data: data iterator.
-            overwrite: False: raise AssertionError if the shapes differ from those of the last call.
-            verbosity: 1: log the shapes and the device when the module is bound.
         """
         params, aux = self._checked_params()
-        inputs, labels = julia.descriptions(data)
+        inputs, labels = _descriptions(data)
         names = [d.name for d in inputs]
         free = [n for n in self.symbol.list_arguments() if n not in (*params, *names) and n.endswith(_INPUTS)]
         last = module = self._predictor
         if last is None or last.symbol is not self.symbol or (last.data_names, last.label_names) != (names, free):
             module = self._python_module(self.symbol, names, free, context=self.ctx[:1])
         if not (module.binded and same_shapes(module.data_shapes, inputs)):
-            bound, shapes = last and last.data_shapes, [tuple(d) for d in inputs]
-            assert overwrite or not bound, (
-                f"the predictor is bound to {[tuple(d) for d in bound]}, the data has {shapes}; overwrite=True binds it again."
-            )
             self._predictor = None  # a module whose bind fails is not used again
             module.bind(inputs, [d for d in labels if d.name in free], for_training=False, force_rebind=True)
-            if verbosity >= 1:
-                logging.info("The predictor is bound to %s on %s", shapes, self.ctx[0])
         if not self.allow_extra_params:
             check_names(module.binding, params, aux, "allow_extra_params")
         module.init_params(None, params, aux, force_init=True)
@@ -538,40 +402,10 @@ class FeedForward:
             ctx, **kwargs: as in `FeedForward`.
         """
         symbol, params, aux = files.load_checkpoint(prefix, epoch)
-        model = cls(cls.arrays.symbol(symbol), ctx=ctx, begin_epoch=epoch, **kwargs)
-        model._set_params(params, aux)
-        model._check_arguments()
-        return model
-
-    def save_checkpoint(self, prefix: str, state: OptimizationState | int) -> None:
-        """Write `prefix-symbol.json` and `prefix-%04d.params` (MXNet.jl's variant of `save`).
-
-        Args:
-            prefix: path and first part of the file names.
-            state: number in the name of the parameter file, or an OptimizationState, whose `curr_epoch` is used.
-        """
-        epoch = state.curr_epoch if isinstance(state, OptimizationState) else state
-        files.save_checkpoint(prefix, epoch, self.symbol, *self._checked_params())
-
-    def load_checkpoint(self, prefix: str, epoch: int, overwrite: bool = True, allow_different_arch: bool = False) -> Any:
-        """Load the parameters of a checkpoint into this model, and return it.
-
-        Args:
-            prefix, epoch: as in `load`.
-            overwrite: False: load nothing if the model already has parameters.
-            allow_different_arch: load the parameters even if the checkpoint's network differs from this model's.
-
-        Raises:
-            AssertionError: the checkpoint's network differs from this model's.
-        """
-        if self.arg_params is not None and self.aux_params is not None and not overwrite:
-            julia.TrainingOptions().log(1, "the model already has parameters, so nothing is loaded (overwrite=True loads them)")
-            return self
-        symbol, params, aux = files.load_checkpoint(prefix, epoch)
-        same = allow_different_arch or self.symbol.tojson() == symbol.tojson()
-        assert same, f"the network of {prefix!r} differs from this model's; allow_different_arch=True loads it."
-        self._set_params(params, aux)
-        return self
+        arrays = ({name: cls.arrays.wrap(value) for name, value in tree.items()} for tree in (params, aux))
+        arg_params, aux_params = arrays
+        options = {"arg_params": arg_params, "aux_params": aux_params, "begin_epoch": epoch}
+        return cls(cls.arrays.symbol(symbol), ctx, **options, **kwargs)
 
     @classmethod
     def create(
@@ -638,3 +472,8 @@ def _sized_epoch(data: Any, size: int, log_reset: Callable[[], None]) -> Iterato
         if batch is None:
             raise ValueError(f"epoch_size is {size}, but the data iterator has no batch after a reset.")
         yield batch
+
+
+def _descriptions(data: Any) -> tuple[list[DataDesc], list[DataDesc]]:
+    """Return two lists of DataDesc: the data and the labels of an iterator."""
+    return describe(data.provide_data), describe(data.provide_label)
