@@ -72,11 +72,12 @@ def main(argv: list[str] | None = None) -> None:
             measured.append(runs.measure(WORKLOADS[name], cores, pythons, legs, settings, rounds, steps))
     file = arguments.folder / f"{arguments.name}.json" if arguments.name else None
     result = _result(arguments, measured, file)
-    text = page.markdown(result, f"{arguments.name or 'peers'}.svg")
-    print(text)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    text = page.markdown(result, f"{arguments.name or 'peers'}.svg")
+    print(text)
+    if file is not None:
         file.with_suffix(".md").write_text(text, encoding="utf-8")
         page.plot(result, file.with_suffix(".svg"))
     if arguments.readme and file is not None:

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.peers.runs import ENTRIES, ROOT, SETTINGS, ratio
 from benchmarks.workloads import WORKLOADS
 
 Run = dict[str, Any]
-INSTALLED, KEPT = SETTINGS
+DEFAULT, KEPT = SETTINGS
 OTHERS = tuple(name for name in ENTRIES if not name.startswith("jfit"))
 UNITS = {1: "samples per CPU-second, one core", 2: "samples per second, two cores"}
 
@@ -47,21 +49,12 @@ def _record(run: Run, leg: str, setting: str) -> dict[str, Any]:
     return run["legs"].get(leg, {}).get(setting, {})
 
 
-def _used(runs: list[Run], setting: str) -> list[str]:
-    return [leg for leg in ENTRIES if any("rates" in _record(run, leg, setting) for run in runs)]
-
-
-def _number(value: float) -> str:
+def _number(value: Any) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _median(values: list[float]) -> float:
-    middle = sorted(values)
-    return (middle[len(values) // 2] + middle[(len(values) - 1) // 2]) / 2
-
-
 def _figures(runs: list[Run], show: Callable[[dict[str, Any]], str]) -> list[str]:
-    """A table with a row for each leg, and a column for each run: as installed / memory kept."""
+    """A table with a row for each leg, and a column for each run; "-" where a setting was not measured."""
     rows = {}
     for leg in ENTRIES:
         both = [[show(record) if "rates" in (record := _record(run, leg, s)) else "-" for s in SETTINGS] for run in runs]
@@ -80,15 +73,15 @@ def _compared(run: Run, other: str, setting: str, long: bool = True) -> str:
 
 def _speed(runs: list[Run], cores: int) -> list[str]:
     columns = [run["workload"].upper() for run in runs]
-    lines = [f"## {UNITS[cores].capitalize()}", ""]
-    lines += _table("", columns, _figures(runs, lambda record: _number(_median(record["rates"]))))
+    lines = [f"## {UNITS[cores][0].upper()}{UNITS[cores][1:]}", "", *_figures(runs, lambda r: _number(np.median(r["rates"])))]
     lines += [
-        "Speed of jfit.fit divided by that of the other, median and quartiles of the rounds; above 1, jfit is faster.",
+        "Speed of jfit.fit (memory kept) divided by that of the other: median and quartiles of the rounds. Above 1, jfit",
+        "is faster.",
         "",
     ]
     for setting in SETTINGS:
-        rows = {ENTRIES[o].title: [_compared(run, o, setting) for run in runs] for o in _used(runs, setting) if o != "jfit"}
-        lines += _table(f"jfit.fit / other {setting}", columns, rows) if rows else []
+        rows = {ENTRIES[o].title: [_compared(run, o, setting) for run in runs] for o in ENTRIES if o != "jfit"}
+        lines += _table(f"jfit.fit / other, {setting}", columns, {name: cells for name, cells in rows.items() if any(cells)})
     return lines
 
 
@@ -97,7 +90,7 @@ def verdicts(runs: list[Run]) -> list[dict[str, Any]]:
     found = []
     for bar in BARS:
         for run in (run for run in runs if run["workload"] == bar.workload and run["cores"] == 1):
-            ratios = {o: ratio(run, ("jfit", KEPT), (o, INSTALLED)) for o in bar.others}
+            ratios = {o: ratio(run, ("jfit", KEPT), (o, DEFAULT)) for o in bar.others}
             least = min((value["median"], other) for other, value in ratios.items() if value) if any(ratios.values()) else None
             found.append({**dataclasses.asdict(bar), "ratio": least and least[0], "against": least and least[1]})
     return found
@@ -111,7 +104,7 @@ def _bars(runs: list[Run]) -> list[str]:
             against = ENTRIES[verdict["against"]].title
             line = f"{verdict['workload'].upper()}: {verdict['ratio']:.2f} times the speed of {against}"
             lines.append(f"- {line}, bar {verdict['factor']}: {passed}")
-    return ["Bars, jfit.fit with its memory kept against the others as installed:", "", *lines, ""] if lines else []
+    return ["Bars, for jfit.fit with memory kept against the others with the default malloc:", "", *lines, ""] if lines else []
 
 
 def _remarks(runs: list[Run], quick: bool) -> list[str]:
@@ -153,8 +146,8 @@ METHOD = """\
 Each leg is a process of its own, pinned to its cores. All train one epoch and one more, then they take turns: a round is one
 epoch of every process, the first place rotates, and ratios are taken within a round. Feeding shuffled batches and the metric
 (accuracy of images, cross entropy of texts) belong to every leg; all train in float32 with the same layers, sizes, optimizer
-(SGD with momentum for images, Adam for texts) and batch size. "memory kept": the process first tells glibc's allocator to keep
-freed memory (`mallopt`: no mappings of their own for large blocks, trim threshold 2 GiB, one arena).
+(SGD with momentum for images, Adam for texts) and batch size. "memory kept": the process tells glibc's malloc to keep
+freed memory. `import jfit` does that, the other frameworks do not.
 """
 START = """\
 CPU seconds from the start of the process to the end of its first step, without a compile cache: those of the first epoch less
@@ -196,7 +189,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
             for setting in SETTINGS:
                 values = [ratio(run, (leg, setting), ("jfit", KEPT)) for run in runs]
                 pairs = [(place, value["median"]) for place, value in zip(places, values, strict=True) if value]
-                if pairs and setting == INSTALLED:
+                if pairs and setting == DEFAULT:
                     axes.bar(*zip(*pairs, strict=True), width * 0.9, label=ENTRIES[leg].title, color=f"C{i}")
                 elif pairs:
                     axes.plot(*zip(*pairs, strict=True), "_k", label=KEPT if i == 0 else None)
@@ -215,8 +208,8 @@ MARK = re.compile(r"(<!-- peers -->\n).*?(<!-- /peers -->)", re.DOTALL)
 def write_readme(result: dict[str, Any], page: Path) -> None:
     """Replace the lines of README between the marks: five lines of ratios, and the machine."""
     runs = [run for run in result["runs"] if run["cores"] == 1]
-    others = [other for other in OTHERS if any(ratio(run, ("jfit", KEPT), (other, INSTALLED)) for run in runs)]
-    rows = {WORKLOADS[r["workload"]].title: [_compared(r, o, INSTALLED, long=False) for o in others] for r in runs}
+    others = [other for other in OTHERS if any(ratio(run, ("jfit", KEPT), (other, DEFAULT)) for run in runs)]
+    rows = {WORKLOADS[r["workload"]].title: [_compared(r, o, DEFAULT, long=False) for o in others] for r in runs}
     table = _table("jfit / other", [ENTRIES[other].title for other in others], rows)
     text = "\n".join([*table, f"Machine: {machine_line(result)} [All figures]({page.relative_to(ROOT)}).", ""])
     readme = ROOT / "README.md"

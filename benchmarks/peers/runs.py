@@ -14,6 +14,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.measure import summary
 from benchmarks.workloads import WORKLOADS, Workload
 
@@ -21,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # Steps of an epoch, so that it takes about a second
 STEPS = {"w1": 938, "w2": 20, "w3": 3, "w4": 4, "w5": 2}
 CLOCKS = {1: "cpu_s", 2: "wall_s"}
-SETTINGS = ("as installed", "memory kept")
+SETTINGS = ("default malloc", "memory kept")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Process:
 def _environment(cores: int, keep_memory: bool) -> dict[str, str]:
     # Emulated devices would split the thread pools; a compile cache would hide the start.
     left_out = ("JAX_COMPILATION_CACHE_DIR", "GLIBC_TUNABLES", "LD_PRELOAD", "JFIT_MALLOC")
-    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    environment = {n: value for n, value in os.environ.items() if n not in left_out and not n.startswith("MALLOC_")}
     flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
     environment |= {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(cores), "JFIT_CACHE": "0"}
@@ -211,8 +213,6 @@ def ratio(run: dict[str, Any], leg: tuple[str, str], other: tuple[str, str]) -> 
     first, second = (run["legs"].get(name, {}).get(setting, {}).get("rates") for name, setting in (leg, other))
     if not first or not second:
         return None
-    import numpy as np
-
     return summary(np.divide(first, second))
 
 
