@@ -86,7 +86,6 @@ def main(spec: dict[str, Any]) -> None:
     first = leg.train()
     start = {"cpu_s": time.process_time() - Timed.seconds[0]}
     answer({"metric": first, "parameters": int(leg.parameters()), "versions": _versions(), **start})
-    leg.train()
     for _ in sys.stdin:
         answer(_measured(leg.train))
     return None

@@ -277,4 +277,4 @@ def begin(workload: Workload, *, steps: int = 1, feed: str = "gather", **form: A
             state = program(state, epoch)
         return float(state[4]) / workload.steps  # sync: the only read of the epoch
 
-    return Leg(train, lambda: sum(value.size for value in state[0].values()))
+    return Leg(train, lambda: sum(value.size for value in jax.tree.leaves(state[0])))

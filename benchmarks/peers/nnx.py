@@ -18,7 +18,7 @@ class Mlp(nnx.Module):
     """MLP with layers 784-128-64-10."""
 
     def __init__(self, workload: Workload, rngs: nnx.Rngs) -> None:
-        self.fc1 = nnx.Linear(*workload.shape, 128, rngs=rngs)
+        self.fc1 = nnx.Linear(workload.shape[0], 128, rngs=rngs)
         self.fc2 = nnx.Linear(128, 64, rngs=rngs)
         self.fc3 = nnx.Linear(64, CLASSES, rngs=rngs)
 
@@ -119,7 +119,7 @@ class Transformer(nnx.Module):
 
     def __init__(self, workload: Workload, rngs: nnx.Rngs) -> None:
         words, width = workload.words, workload.width
-        self.embed, self.position = nnx.Embed(words, width, rngs=rngs), nnx.Embed(*workload.shape, width, rngs=rngs)
+        self.embed, self.position = nnx.Embed(words, width, rngs=rngs), nnx.Embed(workload.shape[0], width, rngs=rngs)
         self.blocks = nnx.List(Block(workload, rngs) for _ in range(workload.layers))
         self.norm, self.last = nnx.LayerNorm(width, epsilon=1e-5, rngs=rngs), nnx.Linear(width, words, rngs=rngs)
 

@@ -75,8 +75,7 @@ def _speed(runs: list[Run], cores: int) -> list[str]:
     columns = [run["workload"].upper() for run in runs]
     lines = [f"## {UNITS[cores][0].upper()}{UNITS[cores][1:]}", "", *_figures(runs, lambda r: _number(np.median(r["rates"])))]
     lines += [
-        "Speed of jfit.fit (memory kept) divided by that of the other: median and quartiles of the rounds. Above 1, jfit",
-        "is faster.",
+        "Speed of jfit.fit (memory kept) divided by that of the other, median and quartiles; above 1, jfit is faster.",
         "",
     ]
     for setting in SETTINGS:
@@ -143,7 +142,7 @@ def machine_line(result: dict[str, Any]) -> str:
 
 
 METHOD = """\
-Each leg is a process of its own, pinned to its cores. All train one epoch and one more, then they take turns: a round is one
+Each leg is a process of its own, pinned to its cores. All train one epoch, then they take turns: a round is one
 epoch of every process, the first place rotates, and ratios are taken within a round. Feeding shuffled batches and the metric
 (accuracy of images, cross entropy of texts) belong to every leg; all train in float32 with the same layers, sizes, optimizer
 (SGD with momentum for images, Adam for texts) and batch size. "memory kept": the process tells glibc's malloc to keep

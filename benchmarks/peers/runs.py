@@ -21,7 +21,7 @@ from benchmarks.workloads import WORKLOADS, Workload
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Steps of an epoch, so that it takes about a second
-STEPS = {"w1": 938, "w2": 20, "w3": 3, "w4": 4, "w5": 2}
+STEPS = {"w1": 800, "w2": 16, "w3": 3, "w4": 4, "w5": 2}
 CLOCKS = {1: "cpu_s", 2: "wall_s"}
 SETTINGS = ("default malloc", "memory kept")
 
