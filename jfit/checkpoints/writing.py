@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,7 +161,7 @@ def _write(folder: Path, name: str, arrays: dict[str, np.ndarray], keys: dict[st
 
 
 class BackgroundWrite:
-    """A function that writes a checkpoint on a new thread.
+    """A function that writes a checkpoint on a new thread, which starts at once.
 
     Hashing, writing and fsync leave the interpreter to other threads.  The process may end before the function returns; then
     the temporary folder of `write` is left over, and the next save deletes it.
@@ -171,14 +171,7 @@ class BackgroundWrite:
     """
 
     def __init__(self, function: Callable[[Callable[[], bool]], Any]) -> None:
-        self._function: Callable[[Callable[[], bool]], Any] | None = function
-        self._future: Future[Any] = Future()
         self._wanted, self._named = True, False
-
-    def start(self) -> None:
-        """Start the thread."""
-        function, self._function = self._function, None  # so that the arrays are freed when the function returns
-        assert function is not None
         self._future = in_thread(function, self._is_wanted)
 
     @property

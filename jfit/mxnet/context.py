@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import jax
 
+from jfit.mxnet.job import emulate_devices
 from jfit.mxnet.mutable import is_tracer
 from jfit.parallel import contexts
 
@@ -53,8 +54,10 @@ class Context(contexts.Context, metaclass=_DefaultContext):
     def __new__(cls, device_type: Any = "cpu", device_id: int = 0):
         if isinstance(device_type, contexts.Context):
             device_type, device_id = device_type
-        kind = str(device_type)
-        return super().__new__(cls, _KINDS.get(kind, kind), int(device_id))
+        kind = _KINDS.get(str(device_type), str(device_type))
+        if kind == "cpu" and device_id:
+            emulate_devices(8)  # the script names contexts before it computes
+        return super().__new__(cls, kind, int(device_id))
 
     @property
     def device_type(self) -> str:

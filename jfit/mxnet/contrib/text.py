@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import collections
-import math
 import os
 import re
 import warnings
@@ -148,17 +147,10 @@ class _TokenEmbedding(Vocabulary):
         rest = np.zeros((len(self.idx_to_token) - len(vectors) - 1, self.vec_len))  # reserved tokens
         self.idx_to_vec = array(np.array([first, *rest, *vectors.values()]))
         if vocabulary is not None:
-            self._index(vocabulary, [self])
-
-    def _index(self, vocabulary: Any, embeddings: Sequence[_TokenEmbedding]) -> None:
-        """Take the tokens of a vocabulary, each with its vectors of the embeddings, one after the other."""
-        assert isinstance(vocabulary, Vocabulary), f"vocabulary is a Vocabulary, got {type(vocabulary).__name__}"
-        tokens = vocabulary.idx_to_token
-        parts = [np.concatenate([e.idx_to_vec.asnumpy()[:1], e._vectors(tokens[1:]).asnumpy()]) for e in embeddings]
-        self.idx_to_vec = array(np.concatenate(parts, axis=1))
-        self.vec_len = self.idx_to_vec.shape[1]
-        self.unknown_token, self.reserved_tokens = vocabulary.unknown_token, vocabulary.reserved_tokens
-        self._set_tokens(list(tokens))
+            assert isinstance(vocabulary, Vocabulary), f"vocabulary is a Vocabulary, got {type(vocabulary).__name__}"
+            self.idx_to_vec = self._vectors([self.unknown_token, *vocabulary.idx_to_token[1:]])
+            self.unknown_token, self.reserved_tokens = vocabulary.unknown_token, vocabulary.reserved_tokens
+            self._set_tokens(list(vocabulary.idx_to_token))
 
     def get_vecs_by_tokens(self, tokens: Any, lower_case_backup: bool = False) -> NDArray:
         """Return the vector of a token, or the vectors (tokens, vec_len) of a list; unknown tokens have that of index 0.
@@ -174,27 +166,6 @@ class _TokenEmbedding(Vocabulary):
         known = self.token_to_idx
         indices = [known.get(t, known.get(t.lower(), UNKNOWN) if lower else UNKNOWN) for t in tokens]
         return self.idx_to_vec[array(indices)]
-
-    def update_token_vectors(self, tokens: Any, new_vectors: NDArray) -> None:
-        """Replace the vectors of known tokens.
-
-        Args:
-            tokens: a token or a list of them.
-            new_vectors: NDArray (tokens, vec_len), or (vec_len,) for one token.
-
-        Raises:
-            AssertionError: an array of another shape.
-            ValueError: a token is unknown.
-        """
-        names = tokens if isinstance(tokens, list) else [tokens]
-        shape, found = (len(names), self.vec_len), getattr(new_vectors, "shape", None)
-        fits = isinstance(new_vectors, NDArray) and new_vectors.size == math.prod(shape)
-        assert fits, f"new_vectors is an NDArray of shape {shape}, got a {type(new_vectors).__name__} of shape {found}"
-        for token in names:
-            if token not in self.token_to_idx:
-                problem = f"the token {token!r} is unknown"
-                raise ValueError(f"{problem}; to change the vector of all unknown tokens, pass {self.idx_to_token[UNKNOWN]!r}.")
-        self.idx_to_vec[array([self.token_to_idx[t] for t in names], dtype="int32")] = new_vectors.reshape(shape)
 
 
 class CustomEmbedding(_TokenEmbedding):
@@ -225,24 +196,6 @@ class CustomEmbedding(_TokenEmbedding):
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self._load(pretrained_file_path, elem_delim, init_unknown_vec, encoding, vocabulary)
-
-
-class CompositeEmbedding(_TokenEmbedding):
-    """The vectors of several embeddings, concatenated, for the tokens of a vocabulary.
-
-    Args:
-        vocabulary: the tokens.
-        token_embeddings: an embedding or a list of them.
-
-    Raises:
-        AssertionError: an argument of another type.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, token_embeddings: Any) -> None:
-        embeddings = token_embeddings if isinstance(token_embeddings, list) else [token_embeddings]
-        for each in embeddings:
-            assert isinstance(each, _TokenEmbedding), f"token_embeddings has a {type(each).__name__}, expected embeddings"
-        self._index(vocabulary, embeddings)
 
 
 class _Pretrained(_TokenEmbedding):

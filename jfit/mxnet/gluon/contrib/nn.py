@@ -1,4 +1,4 @@
-"""`mx.gluon.contrib.nn`: blocks side by side, pixel shuffling, and layers for several devices and sparse gradients."""
+"""`mx.gluon.contrib.nn`: blocks side by side, pixel shuffling, and BatchNorm over several devices."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 from jfit.mxnet import ndarray
 from jfit.mxnet.context import num_gpus
-from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.nn.basic_layers import BatchNorm, Container, Embedding, HybridSequential, Sequential
+from jfit.mxnet.gluon.nn.basic_layers import BatchNorm, Container, HybridSequential, Sequential
 from jfit.mxnet.gluon.nn.weighted import per_axis
 
 
@@ -57,32 +56,6 @@ class Identity(HybridBlock):
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         """Return x."""
         return x
-
-
-class SparseEmbedding(Block):
-    """y = W[x] with a row_sparse table and gradient, of which a Trainer brings only the rows that a batch needs.
-
-    Args:
-        input_dim: number of rows.
-        output_dim: size of a row.
-        dtype: dtype of the table.
-        weight_initializer: initializer of the table.
-        **kwargs: prefix and params, as for `Block`.
-    """
-
-    def __init__(
-        self, input_dim: int, output_dim: int, dtype: Any = "float32", weight_initializer: Any = None, **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs)
-        self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype, "sparse_grad": True}
-        sparse = {"stype": "row_sparse", "grad_stype": "row_sparse"}
-        self.weight = self.params.get("weight", shape=(input_dim, output_dim), init=weight_initializer, dtype=dtype, **sparse)
-
-    def forward(self, x: Any) -> Any:
-        """Look up rows."""
-        return ndarray.Embedding(x, self.weight.row_sparse_data(x), name="fwd", **self._kwargs)
-
-    __repr__ = Embedding.__repr__
 
 
 class SyncBatchNorm(BatchNorm):
