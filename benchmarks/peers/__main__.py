@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     unknown = set(arguments.legs.split(",")) - set(runs.ENTRIES)
     if unknown:
         parser.error(f"there is no leg {', '.join(sorted(unknown))}; the legs are {', '.join(runs.ENTRIES)}")
+    for python in filter(None, (arguments.python, arguments.mxnet)):
+        if shutil.which(python) is None:
+            parser.error(f"{python} is no program; give the path of a Python interpreter")
     if (arguments.keep or arguments.readme) and not arguments.name:
         parser.error("--keep and --readme need --name")
     return arguments

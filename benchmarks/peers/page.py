@@ -41,6 +41,8 @@ BARS = (
 
 
 def _table(corner: str, columns: list[str], rows: dict[str, list[str]]) -> list[str]:
+    if not rows:
+        return []
     lines = [f"| {corner} | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
     return [*lines, *(f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()), ""]
 
