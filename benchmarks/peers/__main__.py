@@ -68,17 +68,17 @@ def main(argv: list[str] | None = None) -> None:
     installed, kept = runs.SETTINGS
     settings = {"both": [installed, kept], "keep": [kept], "default": [installed]}[arguments.malloc]
     rounds = 1 if arguments.quick else arguments.rounds
-    measured = []
+    file = arguments.folder / f"{arguments.name}.json" if arguments.name else None
+    measured, result = [], {}
     for cores in [arguments.cores] if arguments.cores else sorted(runs.CLOCKS):
         for name in arguments.workload or runs.all_workloads():
             steps = 2 if arguments.quick else runs.STEPS[name]
             legs = arguments.legs.split(",")
             measured.append(runs.measure(WORKLOADS[name], cores, pythons, legs, settings, rounds, steps))
-    file = arguments.folder / f"{arguments.name}.json" if arguments.name else None
-    result = _result(arguments, measured, file)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(result, indent=1), encoding="utf-8")
+            result = _result(arguments, measured, file)
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(json.dumps(result, indent=1), encoding="utf-8")
     text = page.markdown(result, f"{arguments.name or 'peers'}.svg")
     print(text)
     if file is not None:
