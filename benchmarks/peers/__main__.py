@@ -37,6 +37,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one round of short epochs (its timings are not meaningful)")
     parser.add_argument("--name", help="write the page, its plot and the figures to benchmarks/results")
     parser.add_argument("--folder", type=Path, default=runs.ROOT / "benchmarks" / "results", help="default: %(default)s")
+    parser.add_argument("--note", default="", help="a sentence for the page, such as what else ran on the machine")
     parser.add_argument("--keep", action="store_true", help="keep the results of what is not measured now")
     parser.add_argument("--readme", action="store_true", help="write the lines in README")
     arguments = parser.parse_args(argv)
@@ -58,7 +59,7 @@ def _result(arguments: argparse.Namespace, measured: list[dict[str, Any]], file:
         old = json.loads(file.read_text(encoding="utf-8"))["runs"]
         kept = [run for run in old if (run["workload"], run["cores"]) not in new]
     both = sorted(kept + measured, key=lambda run: (run["cores"], run["workload"]))
-    return {"machine": machine(), "quick": arguments.quick, "runs": both}
+    return {"machine": machine(), "quick": arguments.quick, "note": arguments.note, "runs": both}
 
 
 def main(argv: list[str] | None = None) -> None:

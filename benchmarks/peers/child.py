@@ -23,7 +23,7 @@ from benchmarks.workloads import WORKLOADS, Workload
 
 # glibc's options of mallopt: no mappings of their own for large blocks, keep 2 GiB of freed memory, one arena
 KEEP_MEMORY = {-4: 0, -1: 2**31 - 1, -8: 1}
-PACKAGES = ("jax", "optax", "numpy", "keras", "flax", "torch", "mxnet")
+PACKAGES = ("jax", "optax", "keras", "flax", "torch", "mxnet")
 
 
 class Timed(Workload):

@@ -160,6 +160,7 @@ def markdown(result: dict[str, Any], picture: str) -> str:
     """The page of a result; `picture` is the file name of the plot."""
     lines = ["# jfit and its peers", "", f"`python -m benchmarks.peers`. {machine_line(result)}", "", METHOD]
     lines += ["A quick run: its figures mean nothing.", ""] if result["quick"] else []
+    lines += [result["note"], ""] if result["note"] else []
     lines += [*(f"- {WORKLOADS[n].title}" for n in dict.fromkeys(run["workload"] for run in result["runs"])), ""]
     lines += [f"![Speed of the peers relative to jfit]({picture})", ""]
     for cores in UNITS:
@@ -168,7 +169,7 @@ def markdown(result: dict[str, Any], picture: str) -> str:
             lines += _speed(runs, cores) + (_bars(runs) if cores == 1 else [])
     runs = [run for run in result["runs"] if run["cores"] == 1] or result["runs"]
     lines += ["## Peak memory in MB", "", *_figures(runs, lambda record: _number(record["peak_mb"]))]
-    lines += ["## Page faults per step", "", *_figures(runs, lambda record: _number(record["faults"]))]
+    lines += ["## Page faults per step", "", *_figures(runs, lambda record: f"{record['faults']:,.0f}")]
     lines += ["## Start", "", START, *_figures(runs, lambda record: f"{record['start_cpu_s']:.2f}")]
     return "\n".join(lines + _remarks(result["runs"], result["quick"]))
 
@@ -211,6 +212,7 @@ def write_readme(result: dict[str, Any], page: Path) -> None:
     runs = [run for run in result["runs"] if run["cores"] == 1]
     others = [other for other in OTHERS if any(ratio(run, ("jfit", KEPT), (other, DEFAULT)) for run in runs)]
     rows = {WORKLOADS[r["workload"]].title: [_compared(r, o, DEFAULT, long=False) for o in others] for r in runs}
+    rows = {title: cells for title, cells in rows.items() if any(cells)}
     table = _table("jfit / other", [ENTRIES[other].title for other in others], rows)
     text = "\n".join([*table, f"Machine: {machine_line(result)} [All figures]({page.relative_to(ROOT)}).", ""])
     readme = ROOT / "README.md"

@@ -80,7 +80,7 @@ class Process:
         line = self._process.stdout.readline()  # type: ignore[union-attr]
         if not line:
             self._errors.seek(0)
-            raise Ended((self._errors.read().strip().splitlines() or ["no message"])[-1])
+            raise Ended((self._errors.read().strip().splitlines() or [f"exit status {self._process.wait()}"])[-1])
         return json.loads(line)
 
     def train(self) -> dict[str, Any]:

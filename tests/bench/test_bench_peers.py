@@ -33,7 +33,12 @@ def result():
         "mxnet": {default: record([100.0, 160.0, 140.0], parameters=12)},
     }
     head = {"workload": "w2", "cores": 1, "clock": "cpu_s", "steps": 20, "rounds": 3, "date": "2026-01-01"}
-    return {"machine": {"processor": "A", "cores": 2, "system": "Linux"}, "quick": False, "runs": [{**head, "legs": legs}]}
+    return {
+        "machine": {"processor": "A", "cores": 2, "system": "Linux"},
+        "quick": False,
+        "note": "",
+        "runs": [{**head, "legs": legs}],
+    }
 
 
 def test_ratios_are_taken_within_a_round_and_the_fastest_other_is_held_against_the_bar(result):
