@@ -97,16 +97,6 @@ class MXRecordIO:
         self._check()
         return self._file.tell()
 
-    def state_dict(self) -> dict[str, int]:
-        """Return a dict with the position of a reader, which `load_state_dict` accepts."""
-        return {"offset": self.tell()}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue reading at a position that `state_dict` returned."""
-        self._check(writing=False)
-        with translated():
-            self._file.seek(int(state["offset"]))
-
     def __del__(self) -> None:
         self.close()
 
