@@ -230,17 +230,19 @@ def host_code(explain: Callable[[Exception], Exception]) -> Iterator[None]:
         raise explanation from error
 
 
-@contextlib.contextmanager
-def explained() -> Iterator[None]:
+class explained:  # in lower case, as functions that are context managers, but faster
     """Context manager for code that runs compiled programs: raise the exception stored by `host_code`, not XLA's error."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if not isinstance(error, jax.errors.JaxRuntimeError):
+            return
         explanation = next((f for f in FAILURES if str(f).split("\n")[0] in str(error)), None)
         FAILURES.clear()
-        if explanation is None:
-            raise
-        raise explanation from explanation.__cause__  # the exception of the user's code
+        if explanation is not None:
+            raise explanation from explanation.__cause__  # the exception of the user's code
 
 
 def wait(value: Any) -> Any:

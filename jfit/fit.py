@@ -9,6 +9,7 @@ from typing import Any, Never
 
 import jax
 
+from jfit import allocator
 from jfit.callbacks import Callback
 from jfit.callbacks.intervals import Every
 from jfit.checkpoints.same_run import check_same
@@ -301,7 +302,10 @@ def fit(
         check_same(problem.description)
     run = Run.of(problem)
     run.open_folder(options.checkpoint, options.resume, options.resume_with)
-    return run.go()
+    try:
+        return run.go()
+    finally:
+        allocator.trim()
 
 
 # without `unknown`, which only improves the error message for an unknown name

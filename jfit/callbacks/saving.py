@@ -278,7 +278,6 @@ class Saver:
             prepared = prepared._replace(path=prepared.path.absolute())  # the current directory may change meanwhile
             prepared.record["meta"] = json.loads(json.dumps(prepared.record["meta"]))  # callbacks may change states in place
             self._in_flight = _InFlight(event.step, before, BackgroundWrite(functools.partial(_write, prepared, state)))
-            self._in_flight.write.start()
             return after
         try:
             if self._together and not prepared.parts:

@@ -64,7 +64,6 @@ def save(
     meta: Mapping[str, Any] | None = None,
     keep: int | None = 3,
     step: int | None = None,
-    sync: bool = True,
     protect: Collection[int] = (),
     extra: Mapping[str, Any] | None = None,
     split: bool = False,
@@ -82,7 +81,6 @@ def save(
             keeps all.
         protect: steps of checkpoints that are kept in addition, such as the best ones.
         step: step number in the name of the folder.  None: `state.step` or `state["step"]`.
-        sync: whether to wait until the bytes are on the disk (fsync); without it a power loss may lose the checkpoint.
         extra: other pytrees to save with the state, by name; `load_extra` reads them.
         split: write arrays that are split over several devices with orbax (the extra "sharded" of jfit), by each process its
             parts, so that no host has a whole one.  In a job, the folder is one that all hosts see.
@@ -106,7 +104,7 @@ def save(
     """
     if not is_main() and not split:
         return path_of(directory, _step_of(state) if step is None else int(step))
-    options: Any = {"meta": meta, "keep": keep, "step": step, "sync": sync, "protect": protect, "extra": extra, "split": split}
+    options: Any = {"meta": meta, "keep": keep, "step": step, "protect": protect, "extra": extra, "split": split}
     return write(prepare(directory, state, **options))
 
 
@@ -117,7 +115,6 @@ def prepare(
     meta: Mapping[str, Any] | None = None,
     keep: int | None = 3,
     step: int | None = None,
-    sync: bool = True,
     protect: Collection[int] = (),
     extra: Mapping[str, Any] | None = None,
     split: bool = False,
@@ -138,7 +135,7 @@ def prepare(
         dump_sealed(record)
     except (TypeError, ValueError) as error:
         raise TypeError(f"checkpoint: meta is not JSON-serializable ({error}); pass numbers, strings, lists, dicts.") from error
-    return Prepared(path_of(directory, number), record, trees, keep, protect, sync, parts)
+    return Prepared(path_of(directory, number), record, trees, keep, protect, parts)
 
 
 def restore(path: str | os.PathLike[str], like: State) -> State:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ class Prepared(NamedTuple):
         path: its folder.
         record: the fields of meta.json without "files".
         trees: pytrees by name, as (arrays by name, names of typed PRNG keys with their implementations); "state" is the state.
-        keep, protect, sync: arguments of `jfit.checkpoint.save`.
+        keep, protect: arguments of `jfit.checkpoint.save`.
         parts: the arrays of the state that orbax writes, by name, on the devices; the others are in `trees`.
     """
 
@@ -43,7 +43,6 @@ class Prepared(NamedTuple):
     trees: dict[str, tuple[dict[str, np.ndarray], dict[str, str]]]
     keep: int | None
     protect: Collection[int]
-    sync: bool
     parts: Mapping[str, Any] = {}
 
     @property
@@ -116,7 +115,7 @@ def _folder_of(prepared: Prepared, is_wanted: Callable[[], bool]) -> Iterator[Pa
             if not is_wanted():
                 raise Abandoned
 
-        with atomic_dir(path, sync=prepared.sync, before_rename=before_rename) as folder:
+        with atomic_dir(path, before_rename=before_rename) as folder:
             yield folder
         if prepared.keep is not None:
             _delete(path, prepared.keep, prepared.protect)
@@ -161,7 +160,7 @@ def _write(folder: Path, name: str, arrays: dict[str, np.ndarray], keys: dict[st
 
 
 class BackgroundWrite:
-    """A function that writes a checkpoint on a new thread.
+    """A function that writes a checkpoint on a new thread, which starts at once.
 
     Hashing, writing and fsync leave the interpreter to other threads.  The process may end before the function returns; then
     the temporary folder of `write` is left over, and the next save deletes it.
@@ -171,14 +170,7 @@ class BackgroundWrite:
     """
 
     def __init__(self, function: Callable[[Callable[[], bool]], Any]) -> None:
-        self._function: Callable[[Callable[[], bool]], Any] | None = function
-        self._future: Future[Any] = Future()
         self._wanted, self._named = True, False
-
-    def start(self) -> None:
-        """Start the thread."""
-        function, self._function = self._function, None  # so that the arrays are freed when the function returns
-        assert function is not None
         self._future = in_thread(function, self._is_wanted)
 
     @property

@@ -23,7 +23,7 @@ import numpy as np
 from jfit import counters
 from jfit.checks import one_of
 from jfit.formats.atomic import FormatError, atomic_write, open_file
-from jfit.formats.sparse import STYPES, SparseArray, bounded_dense, from_bcoo, sparse_problem
+from jfit.formats.sparse import STYPES, SparseArray, bounded_dense, sparse_problem
 
 LIST = 0x112
 V1, V2, V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
@@ -34,7 +34,7 @@ _NAMES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "b
 DTYPES: tuple[np.dtype[Any], ...] = (*map(np.dtype, _NAMES), np.dtype(ml_dtypes.bfloat16))
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 MAX_RANK = 64
-SPARSE = ("keep", "bcoo", "dense")  # values of the argument `sparse`
+SPARSE = ("keep", "dense")  # values of the argument `sparse`
 ALIGNMENT = 64  # XLA's CPU backend uses host memory with this alignment without a copy
 _CPU = struct.pack("<ii", 1, 0)  # device type and index of a record: always the CPU
 _DAMAGED = "the file is damaged or truncated: restore it from another copy, or save it again."
@@ -47,8 +47,8 @@ def load_arrays(path: str | os.PathLike[str], sparse: str = "keep") -> list[Any]
 
     Args:
         path: a .params file or another file written by `nd.save`, of any MXNet version.
-        sparse: type of row_sparse and csr arrays in the result: "keep" (`SparseArray`), "bcoo"
-            (`jax.experimental.sparse.BCOO`) or "dense" (NumPy array of at most 64 MB + 64 times its bytes in the file).
+        sparse: type of row_sparse and csr arrays in the result: "keep" (`SparseArray`) or "dense" (NumPy array of at most 64 MB
+            + 64 times its bytes in the file).
 
     Returns:
         dict name -> array, or a list of arrays if the file has no names; NumPy arrays, or None for a missing array.
@@ -85,7 +85,7 @@ def _as_kind(value: Any, kind: str, path: str | os.PathLike[str], where: str) ->
     """
     if kind == "keep" or not isinstance(value, SparseArray):
         return value
-    return value.tobcoo() if kind == "bcoo" else bounded_dense(value, path, where)
+    return bounded_dense(value, path, where)
 
 
 def loads(data: bytes, where: str = "bytes") -> list[Array] | dict[str, Array]:
@@ -178,7 +178,7 @@ class _Source:
         # Python integers, so that a malicious shape cannot overflow.
         count = math.prod(shape) * dtype.itemsize
         self.need(count, f"shape {shape} of {dtype}")
-        array = _empty_aligned(shape, np.dtype(np.uint8) if dtype == np.bool_ else dtype)
+        array = empty_aligned(shape, np.dtype(np.uint8) if dtype == np.bool_ else dtype)
         if count and self.file.readinto(array.reshape(-1).view(np.uint8).data) != count:
             raise self.error("the file ended while an array was being read")
         self.left -= count
@@ -249,14 +249,13 @@ def _read_record(source: _Source) -> Array:
     return sparse
 
 
-def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterable[Any], sync: bool = True) -> Path:
+def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterable[Any]) -> Path:
     """Write arrays to an MXNet array file (.params), atomically.
 
     Args:
         path: the file.
-        arrays: dict name -> array, or an iterable of arrays: NumPy, jax.Array, NDArray, SparseArray, BCOO, or None for a
+        arrays: dict name -> array, or an iterable of arrays: NumPy, jax.Array, NDArray, SparseArray, or None for a
             missing array.
-        sync: whether to wait until the bytes are on the disk (fsync).
 
     Returns:
         pathlib.Path of the file.
@@ -273,7 +272,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterab
     Source: MXNet 1.9.1, NDArray::Save (facts of the format only).
     """
     prepared = _prepared(arrays)
-    return atomic_write(path, lambda file: _write_list(file, *prepared), sync=sync)
+    return atomic_write(path, lambda file: _write_list(file, *prepared))
 
 
 def dumps(arrays: Mapping[str, Any] | Iterable[Any]) -> bytes:
@@ -353,8 +352,6 @@ def host_array(value: Any, where: str) -> Array:
     """
     if value is None:
         return None
-    if hasattr(value, "n_sparse"):
-        value = from_bcoo(value)
     if isinstance(value, SparseArray):
         data, *aux = (host_array(part, where) for part in (value.data, *value.aux))
         sparse = SparseArray(value.stype, data, tuple(aux), tuple(value.shape))  # type: ignore[arg-type]
@@ -407,16 +404,15 @@ def _shape(shape: tuple[int, ...]) -> bytes:
     return struct.pack(f"<i{len(shape)}q", len(shape), *shape)
 
 
-def _empty_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Like np.empty; the address of a large array is a multiple of `ALIGNMENT`, so that JAX on CPU can use it without a copy.
+def empty_aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Like np.empty; the address is a multiple of `ALIGNMENT`, so that JAX on CPU can use the array without a copy.
 
     Example:
-        >>> _empty_aligned((1000, 1000), np.dtype("float32")).ctypes.data % ALIGNMENT
+        >>> empty_aligned((1000, 1000), np.float32).ctypes.data % ALIGNMENT
         0
     """
-    count = math.prod(shape) * dtype.itemsize
-    if count < 4096:
-        return np.empty(shape, dtype)
-    raw = np.empty(count + ALIGNMENT, np.uint8)
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + count].view(dtype).reshape(shape)
+    return raw[start : start + size].view(dtype).reshape(shape)

@@ -1,4 +1,4 @@
-"""`SparseArray`: row_sparse and CSR arrays with the fields of MXNet's files, and conversions to dense and BCOO."""
+"""`SparseArray`: row_sparse and CSR arrays with the fields of MXNet's files, and conversion to dense."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import os
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jfit.formats.atomic import FormatError
@@ -46,46 +45,6 @@ class SparseArray(NamedTuple):
         else:
             dense[np.repeat(np.arange(self.shape[0]), np.diff(self.aux[0])), self.aux[1]] = self.data
         return dense
-
-    def tobcoo(self) -> Any:
-        """Convert to a `jax.experimental.sparse.BCOO`, with n_sparse=1 for row_sparse and n_sparse=2 for CSR.
-
-        Example:
-            >>> SparseArray("row_sparse", np.ones((1, 2), "float32"), (np.array([1]),), (3, 2)).tobcoo().shape
-            (3, 2)
-        """
-        from jax.experimental.sparse import BCOO  # imported on use: most files have no sparse arrays
-
-        if self.stype == "row_sparse":
-            places = self.aux[0][:, None]
-        else:
-            places = np.stack([np.repeat(np.arange(self.shape[0]), np.diff(self.aux[0])), self.aux[1]], axis=1)
-        return BCOO((jax.numpy.asarray(self.data), jax.numpy.asarray(places.astype(np.int32))), shape=self.shape)
-
-
-def from_bcoo(array: Any) -> SparseArray:
-    """Convert a `jax.experimental.sparse.BCOO` to a `SparseArray`: sorted by index, duplicates summed.
-
-    Raises:
-        ValueError: the BCOO is neither a row_sparse array (n_sparse=1) nor a matrix (n_sparse=2, n_dense=0).
-
-    Example:
-        >>> rows = SparseArray("row_sparse", np.ones((1, 2), "float32"), (np.array([1]),), (3, 2))
-        >>> from_bcoo(rows.tobcoo()).aux[0].tolist()
-        [1]
-    """
-    if array.n_batch or (array.n_sparse, array.n_dense) not in ((1, array.ndim - 1), (2, 0)):
-        problem = f"a BCOO of shape {array.shape} with n_batch={array.n_batch}, n_sparse={array.n_sparse} cannot be written"
-        raise ValueError(f"{problem}: MXNet has rows (n_sparse=1) and matrices (n_sparse=2, n_dense=0); use .todense().")
-    data, places = np.asarray(array.data), np.asarray(array.indices).astype(np.int64)
-    inside = (places < np.array(array.shape[: array.n_sparse])).all(axis=1)  # JAX pads with out-of-range indices
-    places, inverse = np.unique(places[inside], axis=0, return_inverse=True)
-    values = np.zeros((len(places), *data.shape[1:]), data.dtype)
-    np.add.at(values, inverse.reshape(-1), data[inside])
-    if array.n_sparse == 1:
-        return SparseArray("row_sparse", values, (places[:, 0],), array.shape)
-    starts = np.searchsorted(places[:, 0], np.arange(array.shape[0] + 1))
-    return SparseArray("csr", values, (starts.astype(np.int64), places[:, 1]), array.shape)
 
 
 def bounded_dense(sparse: Any, path: str | os.PathLike[str], where: str, shape: tuple[int, ...] | None = None) -> Any:

@@ -267,8 +267,8 @@ class Loop:
         end, flag.critical = self.position, True
         is_new = self.history.last_step("evaluations") != self.step  # not that of an end of training at the end of a stream
         if values and is_new:
-            self.history.add_evaluation(epoch=self.epoch, step=self.step, **values)
-        self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
+            self.history.add("evaluations", epoch=self.epoch, step=self.step, **values)
+        self.history.add("epochs", epoch=self.epoch, step=self.step, **logs)
         # The position is set before the callbacks, so that a run resumed from their checkpoint begins the next epoch.
         self.epoch, self.batch = epochs, 0 if epochs > self.epoch else self.batch
         flag.critical = False

@@ -14,6 +14,7 @@ import functools
 
 from jfit import lazy as _lazy
 from jfit.mx import _modules
+from jfit.mxnet.job import emulate_some_devices as _emulate_some_devices
 from jfit.mxnet.job import end_unless_worker as _end_unless_worker
 from jfit.mxnet.namespaces import absent
 
@@ -22,4 +23,5 @@ __version__ = "1.9.1"  # the version of MXNet that this package is compatible wi
 _HOMES = {name: f"jfit.mx.{name}" for name, home in _modules.TABLE.items() if isinstance(home, dict) and "." not in name}
 _HOMES |= {"init": "jfit.mx.initializer", "kv": "jfit.mx.kvstore", "mod": "jfit.mx.module", "mon": "jfit.mx.monitor"}
 _end_unless_worker()  # before the script computes anything; MXNet runs its servers here
+_emulate_some_devices()
 _lazy.stub(__name__, functools.partial(absent, "mx"), **_HOMES)

@@ -8,11 +8,9 @@ python -m jfit.mx run -m MODULE ARGUMENTS ...  the same for a module
 from __future__ import annotations
 
 import os
-import re
 import runpy
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from jfit.mx import _alias
 
@@ -54,12 +52,10 @@ def run(arguments: Sequence[str]) -> int:
     try:
         if arguments[0] == "-m":
             sys.argv = list(arguments[1:])
-            _emulate_devices("cpu(7)")  # the sources are not known
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = list(arguments)
             sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
-            _emulate_devices(Path(arguments[0]).read_text(encoding="utf-8", errors="replace"))
             runpy.run_path(arguments[0], run_name="__main__")
     except Exception as error:
         trace = error.__traceback__
@@ -68,14 +64,6 @@ def run(arguments: Sequence[str]) -> int:
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1
     return 0
-
-
-def _emulate_devices(source: str) -> None:
-    """MXNet has a device `cpu(i)` for every i; JAX has as many CPU devices as this flag says before the first computation."""
-    most = max(map(int, re.findall(r"\bcpu\((\d+)\)", source)), default=0)
-    flags = os.environ.get("XLA_FLAGS", "")
-    if most and "xla_force_host_platform_device_count" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={most + 1}".strip()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ _CELLS = (
 # Modules below `jfit.mx` that have the names of the module below `jfit.mxnet` with the same name.
 _SAME = """autograd context contrib.amp gluon.contrib.nn gluon.contrib.rnn gluon.data.dataloader
 gluon.data.dataset gluon.data.sampler gluon.data.vision.datasets gluon.data.vision.transforms
-gluon.contrib.estimator.batch_processor gluon.contrib.estimator.estimator gluon.contrib.estimator.event_handler gluon.loss
+gluon.contrib.estimator.estimator gluon.contrib.estimator.event_handler gluon.loss
 gluon.model_zoo.model_store gluon.model_zoo.vision gluon.nn gluon.nn.activations gluon.nn.basic_layers gluon.nn.conv_layers
 gluon.utils image metric misc numpy numpy.linalg numpy.random operator profiler random rnn symbol util
 visualization""".split()  # noqa: SIM905
@@ -70,7 +70,6 @@ TABLE: dict[str, str | dict[str, str]] = {
     "gluon.contrib": {"": "*"},
     "gluon.contrib.data": {"mxnet.gluon.data.sampler": "IntervalSampler"},
     "gluon.contrib.estimator": {
-        "mxnet.gluon.contrib.estimator.batch_processor": "*",
         "mxnet.gluon.contrib.estimator.estimator": "*",
         "mxnet.gluon.contrib.estimator.event_handler": "*",
     },

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 from jfit.ops import ALIASES, nearest
 from jfit.ops.scope import why_not
 
-_SYMMETRIC = "maximum minimum hypot equal not_equal logical_and logical_or logical_xor"
 # function name -> (operator for array, array; for array, scalar; for scalar, array)
 PAIRS: dict[str, tuple[str, str, str]] = {
     "add": ("broadcast_add", "_plus_scalar", "_plus_scalar"),
@@ -23,8 +22,9 @@ PAIRS: dict[str, tuple[str, str, str]] = {
     "greater_equal": ("broadcast_greater_equal", "_greater_equal_scalar", "_lesser_equal_scalar"),
     "lesser": ("broadcast_lesser", "_lesser_scalar", "_greater_scalar"),
     "lesser_equal": ("broadcast_lesser_equal", "_lesser_equal_scalar", "_greater_equal_scalar"),
-    **{name: (f"broadcast_{name}", f"_{name}_scalar", f"_{name}_scalar") for name in _SYMMETRIC.split()},
 }
+_SYMMETRIC = "equal hypot logical_and logical_or logical_xor maximum minimum not_equal"
+PAIRS |= {name: (f"broadcast_{name}", f"_{name}_scalar", f"_{name}_scalar") for name in _SYMMETRIC.split()}
 
 
 def split_attributes(indices_or_sections: Any) -> dict[str, Any]:

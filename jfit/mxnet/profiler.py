@@ -144,12 +144,12 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
 
     Args:
         reset: forget them afterwards.
-        format: "table" or "json".
+        format: accepted and ignored; the result is a table.
         sort_by: "total", "avg", "min", "max" or "count".
         ascending: smallest first.
 
     Returns:
-        Text: a table, or JSON with the times by domain; memory is not recorded.
+        Text: a table.
 
     Raises:
         KeyError: `sort_by` is another one.
@@ -161,11 +161,10 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
         True
     """
     columns = ("count", "total", "min", "max", "avg")
-    times, domains = defaultdict(list), {}
+    times = defaultdict(list)
     for event in _traced + _own:
         if event.get("ph") == "X":
             times[event["name"]].append(event.get("dur", 0) / 1000)
-            domains[event["name"]] = event.get("cat", "operator")
     rows: dict[str, Any] = {
         n: dict(zip(columns, (len(t), sum(t), min(t), max(t), sum(t) / len(t)), strict=True)) for n, t in times.items()
     }
@@ -173,11 +172,6 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
     if reset:
         _traced.clear()
         _own.clear()
-    if format == "json":
-        by_domain: dict[str, Any] = defaultdict(dict)
-        for name, row in rows.items():
-            by_domain[domains[name]][name] = {column.title(): value for column, value in row.items()}
-        return json.dumps({"Time": by_domain, "Memory": {}, "Unit": {"Time": "ms", "Memory": "bytes"}})
     head = f"{'Name':<50}{'Total Count':>12}" + "".join(f"{c.title() + ' (ms)':>14}" for c in columns[1:])
     lines = [f"{name[:48]:<50}{r['count']:>12}" + "".join(f"{r[c]:>14.4f}" for c in columns[1:]) for name, r in rows.items()]
     return "\n".join(["Profile Statistics:", head, *lines, ""])

@@ -105,12 +105,10 @@ def reset_np() -> None:
 class _Scope(contextlib.ContextDecorator):
     """Context manager and decorator that can be entered again while it is entered."""
 
+    _set: Callable[[bool], bool]  # switches, and returns the previous state
+
     def __init__(self, active: bool = True) -> None:
         self._active, self._before = bool(active), list[bool]()
-
-    def _set(self, active: bool) -> bool:
-        """Switch, and return the previous state."""
-        raise NotImplementedError
 
     def __enter__(self) -> None:
         self._before.append(self._set(self._active))
@@ -131,8 +129,7 @@ class np_shape(_Scope):
         True
     """
 
-    def _set(self, active: bool) -> bool:
-        return set_np_shape(active)
+    _set = staticmethod(set_np_shape)
 
 
 class np_array(_Scope):
@@ -147,7 +144,8 @@ class np_array(_Scope):
         True
     """
 
-    def _set(self, active: bool) -> bool:
+    @staticmethod
+    def _set(active: bool) -> bool:
         before, _state.array = _state.array, active
         return before
 

@@ -17,8 +17,6 @@ ________________________________________________________________________
 from __future__ import annotations
 
 import math
-import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -169,7 +167,6 @@ def plot_network(
     shapes = None if shape is None else _inferred("shape", symbol, shape)
     types = None if dtype is None else _inferred("type", symbol, dtype)
     order = symbol.nodes()
-    _warn_about_duplicates([n.name for n in order])
     dot = gv.Digraph(name=title, format=save_format)
     for node in order:
         if node.op is not None or not node.name.endswith(WEIGHT_SUFFIXES):
@@ -211,17 +208,6 @@ def _label(node: Node) -> str:
         case "Custom":
             return attrs["op_type"]
     return node.name
-
-
-def _warn_about_duplicates(names: Sequence[str]) -> None:
-    duplicates = sorted(n for n, count in Counter(names).items() if count > 1)
-    if duplicates:
-        warnings.warn(
-            f"There are multiple variables with the same name in your graph: {', '.join(duplicates)}; "
-            "the drawing merges nodes of one name, so it may contain cycles",
-            RuntimeWarning,
-            stacklevel=3,
-        )
 
 
 # ------------------------------------------------------------------------------------------------ both

@@ -495,7 +495,7 @@ def wide(x: Array) -> Array:
 
 def is_small(x: Any) -> bool:
     """Return whether the dtype of x is a 16-bit float."""
-    return jnp.issubdtype(x.dtype, jnp.floating) and np.dtype(x.dtype).itemsize == 2
+    return x.dtype.itemsize == 2 and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def _master(w: Array) -> Array | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from jfit.callbacks import Callback, Every, as_callback, check_replicas, checkpo
 from jfit.callbacks import progress as progress_bar
 from jfit.callbacks.intervals import interval
 from jfit.callbacks.saving import Saver
-from jfit.checks import at_least_0, integer, one_of, positive, positive_integer
+from jfit.checks import at_least_0, integer, name_hint, one_of, positive, positive_integer
 from jfit.data.adapters import MOST_ROWS
 from jfit.prepare.updates import check_updates
 from jfit.step.updates import Update
@@ -186,3 +186,21 @@ def _check_profile(span: Any, directory: Any) -> None:
         raise ValueError(f"profile is {span!r}; expected a pair of numbers of steps (start, stop) with 0 <= start < stop")
     if directory is None:
         raise ValueError("profile= needs directory=, the folder of the run, into which the trace is written")
+
+
+def shared_options(caller: str, names: Collection[str], settings: Mapping[str, Any], **others: Any) -> FitOptions:
+    """Return the checked options of a function that takes some arguments of `fit`, those in `names`, as keyword arguments.
+
+    Args:
+        caller: name of the function, for messages.
+        names: arguments of `fit` that it takes.
+        settings: the keyword arguments that were passed.
+        **others: further options.
+
+    Raises:
+        TypeError: `settings` has another name.
+        ValueError: an option is out of range.
+    """
+    if unknown := [name for name in settings if name not in names]:
+        raise TypeError(f"{caller} takes no argument {unknown[0]!r}; {name_hint(unknown[0], names)}")
+    return FitOptions(**settings, **others).checked()

@@ -1,4 +1,4 @@
-"""`python -m jfit.runs list | show | diff | verify`: what folders of checkpoints contain.  Nothing is changed or deleted."""
+"""`python -m jfit.runs list | show | diff`: what folders of checkpoints contain.  Nothing is changed or deleted."""
 
 from jfit import lazy
 from jfit.runs.folders import RunFolder, find, open_run

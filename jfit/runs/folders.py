@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jfit.checkpoints.locks import holder_of
-from jfit.checkpoints.saved import STEP, folders_of, record_of
+from jfit.checkpoints.saved import STEP, folders_of, record_of, step_of
 from jfit.formats.atomic import FormatError
 from jfit.history.display import best_epoch
 from jfit.history.table import History
@@ -122,12 +122,8 @@ def open_run(path: str | os.PathLike[str]) -> RunFolder:
             break
         except (FormatError, OSError) as error:
             problems.append(str(error))
-    sizes = [(_step(folder), sum(_stat(file)[0] for file in folder.iterdir())) for folder in folders]
+    sizes = [(step_of(folder), sum(_stat(file)[0] for file in folder.iterdir())) for folder in folders]
     return RunFolder(path, sizes, _stat(folders[-1])[1], meta, problems[0] if problems else "")
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.removeprefix(".").partition("-")[2].partition(".")[0])
 
 
 def _stat(path: Path) -> tuple[int, float]:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -34,13 +34,17 @@ from jfit.parallel.data_parallel import OUT_AXES
 from jfit.parallel.devices import STATE_AXES
 from jfit.parallel.spmd import compile_spmd
 from jfit.prepare import FitOptions
+from jfit.prepare.options import shared_options
 from jfit.prepare.problem import check_heads, choose_optimizer, make_step, run_settings
 from jfit.step.reduce import get as get_reduce
 from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, split_params
 
 _MAX_BYTES = 1 << 62  # that one program writes: XLA counts bytes in signed 64-bit integers
-_SHARED = frozenset(field.name for field in dataclasses.fields(FitOptions))  # arguments that mean the same in `fit`
+# further arguments that mean the same in `fit`
+_SHARED = ("optimizer_params", "devices", "schedule", "schedule_params", "frozen", "micro_batches", "clip_norm", "clip_value")
+_SHARED += ("policy", "params", "aux", "loss", "loss_weights", "loss_per_batch", "gather_outputs", "row_axes", "reduce", "nan")
+_SHARED += ("sync_batch_stats", "ema", "regularizers")
 Specs = dict[str, jax.ShapeDtypeStruct]
 
 
@@ -144,29 +148,9 @@ def cost(
     batch_size: int | None = None,
     optimizer: Any = "sgd",
     *,
-    optimizer_params: Mapping[str, Any] | None = None,
-    devices: Any = None,
-    schedule: Any = None,
-    schedule_params: Mapping[str, Any] | None = None,
-    frozen: Sequence[str] = (),
-    micro_batches: int = 1,
-    clip_norm: float | None = None,
-    clip_value: float | None = None,
-    policy: Any = None,
-    params: Any = None,
-    aux: Any = None,
-    loss: Any = None,
-    loss_weights: Any = None,
-    loss_per_batch: bool = False,
-    gather_outputs: bool = False,
-    row_axes: Any = 0,
-    sync_batch_stats: bool = False,
-    ema: Any = None,
-    regularizers: Mapping[str, Callable[[Any], Any]] | None = None,
-    reduce: Any = None,
-    nan: str = "warn",
     memory: float | None = None,
     measure: bool = True,
+    **settings: Any,
 ) -> Cost:
     """Compute what a training step costs, from its compiled program: nothing is trained, and only shapes are used.
 
@@ -178,16 +162,15 @@ def cost(
         inputs: one batch or its shapes, as for `jfit.summary`; labels are in `(x, y)`, or in a dict by input name.  Labels of a
             `Symbol` are inferred if they are left out.  A shape is a tuple of integers (float32), or a jax.ShapeDtypeStruct.
         batch_size: number of rows of a step over all devices, which replaces that of `inputs`.  Default: that of `inputs`.
-        optimizer, optimizer_params, schedule, schedule_params, ema, frozen, micro_batches, clip_norm, clip_value: as for `fit`.
-        loss, loss_weights, loss_per_batch, gather_outputs, row_axes, regularizers, sync_batch_stats, policy, nan: as for `fit`.
-        devices: as for `fit`, but not "auto".
-        params: pytree of the parameters of a function, arrays or jax.ShapeDtypeStruct; default: those of the module.
-        aux: auxiliary states, likewise.
-        reduce: as for `fit`; rules that split the state are not supported.
+        optimizer: as for `fit`.
         memory: bytes of each device, for `largest_batch`; default: what the device reports.  If it reports nothing (CPU),
             `largest_batch` is None.  With a limit, up to four programs are compiled.
         measure: whether to measure the rate of a matrix product and the bandwidth of the device, once per process, for
             `seconds`.
+        **settings: further arguments as for `fit`: optimizer_params, schedule, schedule_params, ema, frozen, micro_batches,
+            clip_norm, clip_value, loss, loss_weights, loss_per_batch, gather_outputs, row_axes, regularizers, sync_batch_stats,
+            policy, nan; devices, but not "auto"; reduce, but no rules that split the state; params and aux, which may also be
+            pytrees of jax.ShapeDtypeStruct.
 
     Returns:
         `Cost`.
@@ -203,14 +186,14 @@ def cost(
         >>> cost.batch_size, cost.flops_forward >= 2 * 64 * 100 * 10, cost.memory.optimizer > 2 * cost.memory.parameters
         (64, True, True)
     """
-    shared = {name: value for name, value in locals().items() if name in _SHARED and name != "batch_size"}
     if batch_size is not None:
         positive_integer(batch_size=batch_size)
     positive(none="the limit of the device", memory=memory)
-    rule = get_reduce(reduce)
+    options = shared_options("cost", _SHARED, settings, optimizer=optimizer, eval_metric=None, progress=False)
+    rule = get_reduce(options.reduce)
     if rule.sharded or rule.slices is not None:
-        raise ValueError(f"cost: reduce={reduce!r} is not supported; use jfit.data_parallel(step).lower(state, batch)")
-    step = _Step(model, inputs, FitOptions(**shared, eval_metric=None, progress=False).checked())
+        raise ValueError(f"cost: reduce={options.reduce!r} is not supported; use jfit.data_parallel(step).lower(state, batch)")
+    step = _Step(model, inputs, options)
     size, device = int(batch_size or step.rows), step.devices[0]
     if size < 1 or size % step.multiple:
         raise ValueError(

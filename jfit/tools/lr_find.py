@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import html
 import io
 import itertools
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,15 @@ from jfit.loop.dispatch import Dispatch, dispatcher_of
 from jfit.lowering.model import Model
 from jfit.optim import Optimizer, Schedule
 from jfit.parallel import Window, check_entry, place
-from jfit.prepare import FitOptions, prepare
+from jfit.prepare import prepare
+from jfit.prepare.options import shared_options
 from jfit.step.state import TrainState
 
 Dispatches = Generator[Dispatch, None, None]
-_SHARED = frozenset(field.name for field in dataclasses.fields(FitOptions))  # arguments that mean the same in `fit`
+# further arguments that mean the same in `fit`
+_SHARED = ("initializer", "devices", "shuffle", "seed", "frozen", "micro_batches", "clip_norm", "clip_value", "policy")
+_SHARED += ("params", "aux", "loss", "loss_weights", "loss_per_batch", "gather_outputs", "row_axes", "data_on_device")
+_SHARED += ("sync_batch_stats", "label", "sample_weight", "class_weight", "regularizers")
 
 
 class RateRange:
@@ -190,40 +193,15 @@ def lr_find(
     batch_size: int = 32,
     optimizer: Any = "sgd",
     optimizer_params: Mapping[str, Any] | None = None,
-    initializer: Any = None,
-    devices: Any = None,
-    shuffle: bool = True,
-    seed: int = 0,
-    frozen: Sequence[str] = (),
-    micro_batches: int = 1,
-    clip_norm: float | None = None,
-    clip_value: float | None = None,
-    policy: Any = None,
-    params: Any = None,
-    aux: Any = None,
-    loss: Any = None,
-    loss_weights: Any = None,
-    loss_per_batch: bool = False,
-    gather_outputs: bool = False,
-    row_axes: Any = 0,
-    data_on_device: bool | str = "auto",
-    sync_batch_stats: bool = False,
-    label: Any = None,
-    sample_weight: Any = None,
-    class_weight: Mapping[int, float] | None = None,
-    regularizers: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> RateRange:
     """Learning-rate range test: record the loss of step i of n with learning rate start · (end / start)^(i / (n − 1)).
 
     The trained values are discarded: `model`, `params` and `aux` are not modified.
 
     Args:
-        model, train_data, batch_size, optimizer, optimizer_params, initializer, devices, shuffle, seed: as for `fit`.  A
-            "learning_rate" in optimizer_params is ignored.
-        frozen, micro_batches, clip_norm, clip_value, policy, params, aux, data_on_device, sync_batch_stats: as for `fit`.
-        loss, loss_weights, loss_per_batch, gather_outputs, row_axes: as for `fit`.
-        label, sample_weight, class_weight, regularizers: as for `fit`.  Gradients of several devices are summed
-            (reduce="psum").
+        model, train_data, batch_size, optimizer, optimizer_params: as for `fit`.  A "learning_rate" in optimizer_params is
+            ignored.
         start: learning rate of the first step.
         end: learning rate of the last step.
         steps: number of updates.  Data with fewer batches is read several times; a short last batch of arrays is skipped.
@@ -231,6 +209,10 @@ def lr_find(
         smoothing: decay β of the moving average of the losses, from 0 (no smoothing) to below 1.
         diverge: the run ends early if the moving average is not finite, or both above `diverge` times its minimum and above the
             first loss.
+        **settings: further arguments as for `fit`: initializer, devices, shuffle, seed, frozen, micro_batches, clip_norm,
+            clip_value, policy, params, aux, loss, loss_weights, loss_per_batch, gather_outputs, row_axes, data_on_device,
+            sync_batch_stats, label, sample_weight, class_weight, regularizers.  Gradients of several devices are summed
+            (reduce="psum").
 
     Returns:
         A `RateRange` with `rates`, `losses`, `smoothed`, `suggestion`, `minimum` and `plot()`; notebooks show its curve.  After
@@ -251,7 +233,6 @@ def lr_find(
 
     Source: Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, https://arxiv.org/abs/1506.01186.
     """
-    shared = {name: value for name, value in locals().items() if name in _SHARED}
     check_entry("jfit.lr_find")
     positive(start=start, end=end)
     positive_integer(steps=steps)
@@ -261,11 +242,11 @@ def lr_find(
         raise ValueError(f"lr_find: {found}; expected start < end, at least 2 steps, and diverge above 1")
     _check_optimizer(optimizer)
     source = train_data.source if isinstance(train_data, Rows) else train_data
-    shared |= {"optimizer_params": {k: v for k, v in (optimizer_params or {}).items() if k != "learning_rate"}}
-    shared |= {"steps_per_epoch": steps} if is_endless(source) else {}
-    fixed: dict[str, Any] = {"eval_metric": None, "steps_per_call": 1, "progress": False}
-    options = FitOptions(**shared, schedule=_exponential(start, end, steps), **fixed).checked()
-    problem = prepare(model, train_data, None, options)
+    others = {"batch_size": batch_size, "optimizer": optimizer, "schedule": _exponential(start, end, steps)}
+    others |= {"optimizer_params": {k: v for k, v in (optimizer_params or {}).items() if k != "learning_rate"}}
+    others |= {"eval_metric": None, "steps_per_call": 1, "progress": False}
+    others |= {"steps_per_epoch": steps} if is_endless(source) else {}
+    problem = prepare(model, train_data, None, shared_options("lr_find", _SHARED, settings, **others))
     dispatcher, state = dispatcher_of(problem), problem.take_state()._replace(base_lr=jnp.array(start, jnp.float32))
     try:
         dispatches = _dispatches(dispatcher, problem.data, batch_size, steps)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from jfit.mx import _alias, _check
-from jfit.mx.__main__ import _emulate_devices, main
+from jfit.mx.__main__ import main
+from jfit.parallel.contexts import cores
 
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads((ROOT / "tests" / "golden" / "mxnet_names.json").read_text())
@@ -112,16 +113,31 @@ def test_run_runs_an_unchanged_script(tmp_path, as_module):
     assert done.stderr.count("File ") == 1 and "script.py" in done.stderr
 
 
-def test_run_emulates_the_cpu_devices_that_a_script_names(monkeypatch):
-    for flags in ("", "--xla_a=1"):
-        monkeypatch.setenv("XLA_FLAGS", flags)
-        _emulate_devices("ctx = [mx.cpu(0), mx.cpu(2)]")
-        assert os.environ["XLA_FLAGS"] == f"{flags} --xla_force_host_platform_device_count=3".strip()
-        _emulate_devices("mx.cpu(7)")  # as many as were asked for already
-        assert os.environ["XLA_FLAGS"].endswith("=3")
-    monkeypatch.setenv("XLA_FLAGS", "")
-    _emulate_devices("mx.cpu()")
-    assert os.environ["XLA_FLAGS"] == ""
+CONTEXTS = """
+import jfit.mx as mx
+{before}
+import jax
+ctx = [mx.cpu(i) for i in range({count})]
+print(len(jax.devices("cpu")), mx.nd.ones(1, ctx=ctx[-1]).context)
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "before", "flags", "printed"),
+    [
+        (1, "", "", {1: "1 cpu(0)", 2: "4 cpu(0)", 8: "8 cpu(0)"}),
+        (2, "", "", "8 cpu(1)"),  # contexts are named before anything is computed
+        (2, "mx.nd.ones(1)", "", {2: "4 cpu(1)", 8: "8 cpu(1)"}),
+        (3, "", "--xla_force_host_platform_device_count=3", "3 cpu(2)"),
+    ],
+)
+def test_a_context_exists_for_every_cpu_number_that_scripts_use(count, before, flags, printed):
+    printed = printed if isinstance(printed, str) else printed.get(cores())
+    if printed is None:
+        pytest.skip("not known for this number of cores")
+    command = [sys.executable, "-c", CONTEXTS.format(count=count, before=before)]
+    done = subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True, text=True)
+    assert done.stdout.strip() == printed, done.stderr
 
 
 def test_the_alias_gives_the_modules_of_jfit_mx_and_leaves_them_as_they_are():

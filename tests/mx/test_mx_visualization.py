@@ -43,13 +43,6 @@ def test_unknown_shapes_and_non_symbols_raise():
         mx.viz.print_summary(net, {"dat": (2, 3)})
 
 
-def test_duplicate_node_names_warn():
-    pytest.importorskip("graphviz")
-    net = mx.sym.Variable("x") + mx.sym.Variable("x")
-    with pytest.warns(RuntimeWarning, match="There are multiple variables with the same name in your graph: x;"):
-        mx.viz.plot_network(net)
-
-
 def test_drawing_without_graphviz_raises_with_install_instructions(monkeypatch):
     monkeypatch.setitem(sys.modules, "graphviz", None)
     with pytest.raises(ImportError, match="pip install"):

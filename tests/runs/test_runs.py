@@ -17,20 +17,6 @@ from jfit.checkpoints.saved import read
 from jfit.runs.__main__ import main
 
 x, y = blobs()
-ARGUMENTS = """
-import numpy as np
-def arguments():
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 50)
-    x = rng.normal(size=(50, 4)) + y.reshape(-1, 1) * 1.5
-    return {"train_data": (x.astype("float32"), y.astype("float32")), "checkpoint": "elsewhere", "progress": True}
-def nothing():
-    return 3
-def raises():
-    raise KeyError("x")
-"""
-
-
 NODE = jfit.sym.Reshape(jfit.sym.Variable("x"), shape=(7,), name="w\x1b[31m").tojson()
 
 
@@ -163,20 +149,3 @@ def test_names_are_printed_without_escape_sequences_of_terminals(tmp_path, capsy
         with pytest.raises(ValueError) as caught:
             fails()
         assert str(caught.value).replace("\n", "").isprintable() and r"\x1b[31m" in str(caught.value)
-
-
-def test_the_verify_command(runs, tmp_path, capsys):
-    script = tmp_path / "train_script.py"
-    script.write_text(ARGUMENTS)
-    assert main(["verify", str(runs / "a"), "--with", f"{script}:arguments"]) == 0
-    assert "same bits in all 15 arrays" in capsys.readouterr().out
-    assert main(["verify", str(runs / "a")]) == 2 and "it needs the data of the run: --with" in capsys.readouterr().err
-    assert main(["verify", str(runs / "a"), "--with", f"{script}:nothing"]) == 2
-    assert "returned a int, expected a dict" in capsys.readouterr().err
-    assert main(["verify", str(runs / "a"), "--with", f"{script}:other"]) == 2
-    assert "has no function 'other'" in capsys.readouterr().err
-    (tmp_path / "wrong.py").write_text("def (:")
-    texts = {f"{script}:raises": "the function raised KeyError: 'x'", ":": "expected FILE.py:FUNCTION or MODULE:FUNCTION"}
-    texts |= {f"{tmp_path / 'wrong.py'}:f": "invalid syntax", f"{tmp_path / 'none.py'}:f": "No such file"}
-    for source, text in texts.items():
-        assert main(["verify", str(runs / "a"), "--with", source]) == 2 and text in capsys.readouterr().err

@@ -17,8 +17,8 @@ from jfit.data.positions import Exhausted
 class Positioned(WholeBatches):
     """Base class of iterators that count the batches read and can skip batches.
 
-    Override `_read()`, which returns the next `DataBatch`, or None at the end of the epoch, and `_begin()`, which goes back to
-    the first row.
+    Override `_read()`, which returns the next `DataBatch`, or None at the end of the epoch, `_begin()`, which goes back to the
+    first row, and `_about()`, a dict of numbers that tell the data from other data.
     """
 
     def __init__(self, batch_size: int, provide_data: list[DataDesc], provide_label: list[DataDesc]):
@@ -30,6 +30,8 @@ class Positioned(WholeBatches):
     def _read(self) -> DataBatch | None: ...
 
     def _begin(self) -> None: ...
+
+    def _about(self) -> dict[str, Any]: ...
 
     def reset(self) -> None:
         """Start the next epoch."""
@@ -64,6 +66,24 @@ class Positioned(WholeBatches):
         self.skip(batch)
         if self.batches_read < batch:
             raise Exhausted(batch, self.batches_read, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the epoch as plain numbers, to continue an iterator over the same data."""
+        return {"batch": self.batches_read, **self._about()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the `state_dict` of an iterator over the same data, created with the same arguments.
+
+        Raises:
+            ValueError: the data is different.
+        """
+        about = self._about()
+        if (saved := {name: state[name] for name in about}) != about:
+            raise ValueError(f"the saved position is of {saved}, this iterator has {about}; use the same files and arguments")
+        self.reset()
+        if state["batch"]:
+            self.skip(int(state["batch"]) - 1)
+            self.iter_next()  # read the current batch again
 
 
 class FileIter(Positioned):
@@ -104,23 +124,21 @@ class FileIter(Positioned):
         for reader in self._readers:
             reader.rewind()
         self._ended = False
-        self._before: list[list[int]] | None = None  # positions of the readers at the start of the current batch
         self._last: tuple[Any, ...] | None = None  # the rows of the current batch, if the next batch may be padded with them
 
     def _read(self) -> DataBatch | None:
-        before = [reader.tell() for reader in self._readers]
+        before = self._readers[0].number
         columns = None if self._ended else self._take(self.batch_size)
         if columns is None:
             self._ended = True
             return None
         count = columns[0].shape[0]
-        index = before[0][2] + np.arange(self.batch_size)
+        index = before + np.arange(self.batch_size)
         pad = self.batch_size - count
         if pad:
             columns = self._filled(columns, count)
-            index[count:] = np.arange(pad) % (before[0][2] + count)
+            index[count:] = np.arange(pad) % (before + count)
             self._ended = True
-        self._before = before
         self._last = None if self.round_batch else tuple(copy_rows(c) for c in columns)
         return DataBatch(*self._arrays(columns), pad, index)
 
@@ -151,23 +169,5 @@ class FileIter(Positioned):
             columns += more
         return columns
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the epoch as plain numbers, to continue an iterator over the same files."""
-        sizes = [reader.files.size for reader in self._readers]
-        return {"batch": self.batches_read, "before": self._before, "ended": self._ended, "bytes": sizes}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the `state_dict` of an iterator over the same files.
-
-        Raises:
-            ValueError: the files have a different size.
-        """
-        sizes = [reader.files.size for reader in self._readers]
-        if list(state["bytes"]) != sizes:
-            raise ValueError(f"{self._name}: the saved position is of files with {state['bytes']} bytes, these have {sizes}")
-        self.reset()
-        if state["before"] is not None:
-            for reader, position in zip(self._readers, state["before"], strict=True):
-                reader.seek(position)
-            self.iter_next()  # read the current batch again, which also moves the readers to the next one
-        self.batches_read, self._ended = int(state["batch"]), bool(state["ended"])
+    def _about(self) -> dict[str, Any]:
+        return {"bytes": [reader.files.size for reader in self._readers]}

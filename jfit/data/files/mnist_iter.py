@@ -8,7 +8,6 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -193,20 +192,5 @@ class MNISTIter(Positioned):
         data *= self._dtype.type(1 / 256)
         return DataBatch([data], [self._labels[index].astype(self._dtype)], 0, index)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the epoch as plain numbers; the order of the rows depends only on the arguments."""
-        return {"batch": self.batches_read, "rows": len(self._order), "first": int(self._order[0])}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the `state_dict` of an iterator over the same files, created with the same arguments.
-
-        Raises:
-            ValueError: the number or order of the rows is different.
-        """
-        saved, found = ({name: of[name] for name in ("rows", "first")} for of in (state, self.state_dict()))
-        if saved != found:
-            raise ValueError(f"the saved position is of {saved}, this iterator has {found}; use the same files, seed and part")
-        self.reset()
-        if state["batch"]:
-            self.skip(int(state["batch"]) - 1)
-            self.iter_next()  # read the current batch again
+    def _about(self) -> dict[str, Any]:
+        return {"rows": len(self._order), "first": int(self._order[0])}  # the order depends only on the arguments

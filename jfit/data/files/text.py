@@ -122,7 +122,7 @@ def _paths(where: str | os.PathLike[str]) -> list[Path]:
 
 
 class RowReader:
-    """Read rows from text files; the position can be saved and restored.
+    """Read rows from text files.
 
     Args:
         files: the lines to read.
@@ -134,20 +134,13 @@ class RowReader:
         self.files, self._parse = files, parse
         self._cache: dict[int, tuple[tuple[Any, ...], int]] = {}
         self._cache_bytes = 0
-        self.seek([files.begin, 0, 0])
-
-    def tell(self) -> list[int]:
-        """Position of the next row: [byte where its block starts, row in the block, row in the files]."""
-        return [self._at, self._row, self.number]
-
-    def seek(self, position: Any) -> None:
-        """Go to a position returned by `tell`."""
-        self._at, self._row, self.number = (int(v) for v in position)
-        self._columns: tuple[Any, ...] | None = None
+        self.rewind()
 
     def rewind(self) -> None:
         """Go to the first row."""
-        self.seek([self.files.begin, 0, 0])
+        self._at, self._row = self.files.begin, 0  # byte where the block of the next row starts, and the row in it
+        self.number = 0  # rows read so far
+        self._columns: tuple[Any, ...] | None = None
 
     def take(self, count: int) -> tuple[Any, ...] | None:
         """Read the next `count` rows, or fewer at the end; None after the end.  The caller may write into the arrays.
@@ -160,11 +153,11 @@ class RowReader:
             columns = self._current()
             if columns is None:
                 break
-            low, high = self._row, min(self._row + count, _length(columns))
-            if high > low:
-                parts.append(tuple(take_rows(c, slice(low, high)) for c in columns))
-            self._row, self.number, count = max(low, high), self.number + max(0, high - low), count - max(0, high - low)
-            if self._row >= _length(columns):
+            low, self._row = self._row, min(self._row + count, columns[0].shape[0])
+            if self._row > low:  # a block may have comments only
+                parts.append(tuple(take_rows(c, slice(low, self._row)) for c in columns))
+            self.number, count = self.number + self._row - low, count - (self._row - low)
+            if self._row == columns[0].shape[0]:
                 self._at, self._row, self._columns = self._next, 0, None
         if len(parts) == 1:
             return tuple(copy_rows(column) for column in parts[0])  # a copy, because the block stays in the cache
@@ -192,10 +185,6 @@ class RowReader:
             return self._parse(text), end
         except WrongText as wrong:
             raise self.files.error(at, wrong) from None
-
-
-def _length(columns: tuple[Any, ...]) -> int:
-    return columns[0].shape[0]
 
 
 def _bytes(column: Any) -> int:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jfit.data import DataDesc
+from jfit.data import DataBatch, DataDesc
 from jfit.data.ndarray_iter import DataIter
 from jfit.mxnet import autograd
 from jfit.mxnet.autograd import mark_variables as mark_variables
@@ -48,26 +48,7 @@ def TrainingStateScope(enter_state: bool) -> Any:
     return autograd.record() if enter_state else autograd.pause()
 
 
-def train_section() -> Any:
-    """Context manager for code to differentiate, see `mx.autograd.record`.
-
-    Example:
-        >>> with train_section():
-        ...     autograd.is_recording()
-        True
-    """
-    return TrainingStateScope(True)
-
-
-def test_section() -> Any:
-    """Context manager for code within a `train_section` that is not differentiated, see `mx.autograd.pause`.
-
-    Example:
-        >>> with train_section(), test_section():
-        ...     autograd.is_recording()
-        False
-    """
-    return TrainingStateScope(False)
+train_section, test_section = autograd.record, autograd.pause  # with these names in the first versions of MXNet
 
 
 def backward(outputs: Sequence[NDArray], out_grads: Any = None, retain_graph: bool = False) -> None:
@@ -186,29 +167,17 @@ class DataLoaderIter(DataIter):
         """Start the next epoch."""
         self._batches = iter(self._loader)
 
-    def iter_next(self) -> bool:
-        """Advance to the next batch; return False at the end of the epoch."""
-        batch = next(self._batches, None)
-        if batch is not None:
-            self._pad = self.batch_size - batch[0].shape[0]
-            self._arrays = [self._filled(array.astype(self.dtype)) for array in batch]
-        return batch is not None
+    def next(self) -> DataBatch:
+        """Return the next batch, whose `pad` is the number of rows of zeros.
 
-    def getdata(self) -> list[NDArray]:
-        """Data of the current batch."""
-        return self._arrays[:1]
-
-    def getlabel(self) -> list[NDArray]:
-        """Labels of the current batch."""
-        return self._arrays[1:]
-
-    def getpad(self) -> int:
-        """Number of rows of zeros."""
-        return self._pad
-
-    def _filled(self, array: NDArray) -> NDArray:
-        rest = full((self._pad, *array.shape[1:]), 0, dtype=self.dtype)
-        return function("Concat")(array, rest, dim=0) if self._pad else array
+        Raises:
+            StopIteration: the epoch has ended.
+        """
+        arrays = [array.astype(self.dtype) for array in next(self._batches)]
+        pad = self.batch_size - arrays[0].shape[0]
+        if pad:
+            arrays = [function("Concat")(a, full((pad, *a.shape[1:]), 0, dtype=self.dtype), dim=0) for a in arrays]
+        return DataBatch(arrays[:1], arrays[1:], pad)
 
 
 # ------------------------------------------------------------------------------------------------ contrib.tensorboard

@@ -286,34 +286,26 @@ def imrotate(src: Any, rotation_degrees: Any, zoom_in: bool = False, zoom_out: b
         src: NDArray (channels, height, width) or (images, channels, height, width), float32.
         rotation_degrees: the angle, a number, or of several images (images,) an NDArray.
         zoom_in: enlarge the result so that no pixel is from outside.
-        zoom_out: shrink the result so that it has the whole image.
+        zoom_out: shrink the result so that it has the whole image; takes precedence over `zoom_in`.
 
     Returns:
         NDArray of the shape of `src`.
 
     Raises:
-        TypeError: `src` is not float32, or has three axes and the angle is no number.
-        ValueError: both zooms, another number of axes, or another number of angles than of images.
+        TypeError: `src` is not float32.
+        ValueError: another number of axes, or another number of angles than of images.
 
     Example:
         >>> imrotate(as_ndarrays(np.eye(3, dtype="float32")[None]), 90).asnumpy().round(3)[0].tolist()
         [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
     """
-    if zoom_in and zoom_out:
-        raise ValueError("zoom_in and zoom_out are both True; pass one of them")
     if np.dtype(src.dtype) != np.float32:
         raise TypeError(f"src has dtype {np.dtype(src.dtype)}, expected float32; call src.astype('float32')")
     if src.ndim == 3:
-        if not np.isscalar(rotation_degrees):
-            raise TypeError(f"the angle of one image is a number, got {type(rotation_degrees).__name__}")
         return imrotate(src.expand_dims(0), rotation_degrees, zoom_in, zoom_out)[0]
-    if src.ndim != 4:
-        raise ValueError(f"src has {src.ndim} axes, expected 3 or 4")
     count, _, height, width = src.shape
-    degrees = np.ravel(rotation_degrees.asnumpy() if isinstance(rotation_degrees, MutableArray) else rotation_degrees)
-    if degrees.size != (1 if np.isscalar(rotation_degrees) else count):
-        raise ValueError(f"there are {degrees.size} angles for {count} images, expected one each")
-    angle = np.radians(np.broadcast_to(degrees, (count,)).astype(np.float64))
+    degrees = rotation_degrees.asnumpy() if isinstance(rotation_degrees, MutableArray) else np.asarray(rotation_degrees)
+    angle = np.radians(np.broadcast_to(degrees.astype(np.float64), (count,)))
     cosine, sine = np.cos(angle), np.sin(angle)
     # sides of the bounding box of the rotated image relative to those of the image
     reach = [abs(cosine) + abs(sine) * b / a for a, b in ((width, height), (height, width))]

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from jfit.mxnet import context, util
-from jfit.mxnet.errors import ReshapeError
 from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray import create
 from jfit.mxnet.ndarray.create import waitall as waitall
@@ -35,6 +34,7 @@ _OTHER = (
     "sequence_mask=SequenceMask"
 )
 OPERATORS: dict[str, str] = {n: n for n in _SAME.split()} | dict(pair.split("=") for pair in _OTHER.split())  # type: ignore
+_CODES = {-2: 0, -4: -2, -5: -3, -6: -4}  # for sizes in `reshape` -> those of the operator Reshape
 _CONTEXT = ("Context", "cpu", "cpu_pinned", "current_context", "gpu", "num_gpus")
 _UTIL = ("is_np_array", "is_np_shape", "reset_np", "set_np")
 
@@ -69,13 +69,13 @@ def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C") -> A
 
     Args:
         a: the array.
-        newshape: sizes and codes: -1 is inferred, -2 copies the size of the axis, -3 skips an axis of size 1, -4 copies all
-            remaining axes, -5 merges two axes, -6 splits an axis into the next two sizes.
+        newshape: sizes and codes: -1 is inferred, -2 copies the size of the axis, -4 copies all remaining axes, -5 merges two
+            axes, -6 splits an axis into the next two sizes.
         reverse: match sizes and codes to the axes from right to left.
         order: "C".
 
     Returns:
-        ndarray; a view.
+        ndarray.
 
     Raises:
         ReshapeError: the sizes do not fit.
@@ -85,26 +85,9 @@ def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C") -> A
         >>> reshape(np.ones((2, 3, 8)), (-5, -6, 2, -1)).shape
         (6, 2, 4)
     """
-    codes = (newshape,) if isinstance(newshape, int) else tuple(newshape)
-    axes = a.shape
-    if reverse:
-        axes, codes = axes[::-1], codes[::-1]
-    sizes: list[int] = []
-    rest, axis = iter(codes), 0
-    try:
-        for code in rest:
-            taken = {-4: len(axes) - axis, -5: 2}.get(code, 1)
-            if code == -5:
-                sizes.append(axes[axis] * axes[axis + 1])
-            elif code == -6:
-                first, second = next(rest), next(rest)
-                sizes += [axes[axis] // second if first == -1 else first, axes[axis] // first if second == -1 else second]
-            elif code != -3:
-                sizes += axes[axis : axis + taken] if code in (-2, -4) else [code]
-            axis += taken
-    except (IndexError, StopIteration):
-        raise ReshapeError(f"npx.reshape: {newshape} has more entries than the shape {a.shape} has axes") from None
-    return a.reshape(*(sizes[::-1] if reverse else sizes))
+    codes = (newshape,) if isinstance(newshape, int) else newshape
+    shape = tuple(_CODES.get(code, code) for code in codes)
+    return function("Reshape", ndarray)(a, shape=shape, reverse=reverse)
 
 
 def save(file: str | os.PathLike[str], arr: Any) -> None:
@@ -114,18 +97,12 @@ def save(file: str | os.PathLike[str], arr: Any) -> None:
         file: path of the file.
         arr: ndarray, list of them or dict of them by name.
 
-    Raises:
-        ValueError: NumPy semantics are off; call `set_np()` first.
-
     Example:
-        >>> from jfit.mx import np, npx
-        >>> npx.set_np()
+        >>> from jfit.mx import np
         >>> save("np.params", {"a": np.ones(2)})
         >>> load("np.params")["a"]
         array([1., 1.])
-        >>> npx.reset_np()
     """
-    _need_np("save")
     create.save(file, [arr] if isinstance(arr, ndarray) else arr)
 
 
@@ -138,24 +115,13 @@ def load(file: str | os.PathLike[str]) -> Any:
     Returns:
         List of ndarrays, or dict of them by name.
 
-    Raises:
-        ValueError: NumPy semantics are off; call `set_np()` first.
-
     Example:
-        >>> from jfit.mx import np, npx
-        >>> npx.set_np()
+        >>> from jfit.mx import np
         >>> save("list.params", [np.ones(2)])
         >>> load("list.params")
         [array([1., 1.])]
-        >>> npx.reset_np()
     """
-    _need_np("load")
     return jax.tree.map(lambda array: ndarray(array.value), create.load(file))
-
-
-def _need_np(name: str) -> None:
-    if not (util.is_np_shape() and util.is_np_array()):
-        raise ValueError(f"npx.{name} of mx.np.ndarrays needs NumPy semantics; call npx.set_np() first")
 
 
 def __dir__() -> list[str]:

@@ -127,34 +127,8 @@ def check_embedding(mx):
     }
 
 
-def check_update_vectors(mx):
+def check_registered_embeddings(mx):
     text = mx.contrib.text
-    e = text.embedding.CustomEmbedding(file_of("a 1 2", "b 3 4", "c 5 6"))
-    steps = {}
-    e.update_token_vectors("a", mx.nd.array([10, 20]))
-    steps["one"] = e.idx_to_vec.asnumpy()
-    e.update_token_vectors(["b", "c"], mx.nd.array([[30, 40], [50, 60]]))
-    steps["two"] = e.idx_to_vec.asnumpy()
-    e.update_token_vectors(["a"], mx.nd.array([[1, 1]]))
-    e.update_token_vectors("<unk>", mx.nd.array([[7, 8]]))
-    steps["unknown"] = e.idx_to_vec.asnumpy()
-    return steps | {
-        "absent": raised(e.update_token_vectors, "zz", mx.nd.array([0, 0])),
-        "absent in a list": raised(e.update_token_vectors, ["a", "zz"], mx.nd.zeros((2, 2))),
-        "shape": raised(e.update_token_vectors, ["a", "b"], mx.nd.array([1, 2])),
-        "width": raised(e.update_token_vectors, "a", mx.nd.array([1, 2, 3])),
-        "numpy": raised(e.update_token_vectors, "a", np.zeros(2)),
-        "count": raised(e.update_token_vectors, ["a", "b"], mx.nd.zeros((3, 2))),
-    }
-
-
-def check_composite(mx):
-    text = mx.contrib.text
-    one = text.embedding.CustomEmbedding(file_of("a 1 2", "b 3 4"))
-    two = text.embedding.CustomEmbedding(file_of("b 5 6 7", "c 8 9 10"), init_unknown_vec=mx.nd.ones)
-    vocabulary = text.vocab.Vocabulary(collections.Counter(["a", "b", "b", "c"]))
-    both = text.embedding.CompositeEmbedding(vocabulary, [one, two])
-    alone = text.embedding.CompositeEmbedding(vocabulary, one)
 
     @text.embedding.register
     class LocalNames(text.embedding._TokenEmbedding):
@@ -164,20 +138,11 @@ def check_composite(mx):
 
     names = text.embedding.get_pretrained_file_names("glove")
     return {
-        "vectors": both.idx_to_vec,
-        "vec_len": both.vec_len,
-        "tokens": both.idx_to_token,
-        "length": len(both),
-        "lookup": both.get_vecs_by_tokens(["c", "?"]),
-        "alone": alone.idx_to_vec,
-        "list as vocabulary": raised(text.embedding.CompositeEmbedding, ["a"], one),
-        "text as embedding": raised(text.embedding.CompositeEmbedding, vocabulary, ["a"]),
         "created": text.embedding.create("localnames", size=5).size,
         "any case": text.embedding.create("LocalNames").size,
         "glove": sorted(names),
         "has fasttext": "wiki.simple.vec" in text.embedding.get_pretrained_file_names("fasttext"),
         "unknown embedding": raised(text.embedding.get_pretrained_file_names, "glow"),
-        "unknown file": raised(text.embedding.create, "glove", pretrained_file_name="glove.none.txt"),
         "create unknown": raised(text.embedding.create, "glow"),
     }
 
@@ -378,7 +343,7 @@ def check_names(mx):
         "text": has(contrib.text, "embedding utils vocab"),
         "embedding": has(
             contrib.text.embedding,
-            "CompositeEmbedding CustomEmbedding FastText GloVe create get_pretrained_file_names register",
+            "CustomEmbedding FastText GloVe create get_pretrained_file_names register",
         ),
         "image": has(
             mx.image,

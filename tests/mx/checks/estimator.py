@@ -118,11 +118,6 @@ def check_evaluate(mx):
     estimator, _ = made(mx, train_metrics=composite)
     out["composite"] = [m.name for m in estimator.train_metrics]
     out["composite copies"] = [m.name for m in estimator.val_metrics]
-    other = mx.gluon.nn.Dense(2, in_units=3)
-    other.initialize(mx.init.One())
-    estimator, _ = made(mx, val_net=other, val_loss=mx.gluon.loss.SoftmaxCrossEntropyLoss())
-    estimator.evaluate(problem(mx))
-    out["val_net"] = values(estimator.val_metrics)
     return out
 
 
@@ -210,17 +205,9 @@ def check_own_handlers(mx):
             if self.count % 2 == 0:
                 super().batch_end(estimator, *args, **kwargs)
 
-    class Halved(handlers.BatchProcessor):
-        def evaluate_batch(self, estimator, val_batch, batch_axis=0):
-            data, label, pred, loss = super().evaluate_batch(estimator, val_batch, batch_axis)
-            return data, label, pred, [part / 2 for part in loss]
-
     estimator, _ = made(mx)
     estimator.fit(problem(mx), epochs=2, event_handlers=Every2())
     out = {"every second update": estimator.net.weight.data()}
-    estimator, _ = made(mx, batch_processor=Halved())
-    estimator.evaluate(problem(mx))
-    out["halved"] = values(estimator.val_metrics)
     periods = []
     validation = handlers.ValidationHandler(None, lambda **kw: periods.append(sorted(kw)), epoch_period=2, batch_period=2)
     estimator, _ = made(mx)
@@ -326,7 +313,6 @@ def check_arguments(mx):
         "default context": [str(c) for c in first.context],
         "ignored initializer": [new(initializer=mx.init.Zero()).net.weight.data()],
         "loss": raised(lambda: new(loss="l2")),
-        "val_loss": raised(lambda: new(val_loss="l2")),
         "metrics": raised(lambda: new(train_metrics=["acc"])),
         "trainer": raised(lambda: new(trainer="sgd")),
         "context": raised(lambda: new(context="cpu")),

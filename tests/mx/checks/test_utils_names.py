@@ -1,7 +1,5 @@
 """`mx.test_utils`: comparisons, tolerances, random inputs, checks of symbols."""
 
-import contextlib
-import io
 import os
 
 import numpy as np
@@ -19,7 +17,6 @@ def check_assert_almost_equal(mx):
         out[f"{name}_half"] = raised(tu.assert_almost_equal, a.astype("float16"), b.astype("float16"))
         out[f"{name}_rtol"] = raised(tu.assert_almost_equal, a, b, rtol=0.1, atol=0.1)
         out[f"{name}_allclose"] = raised(tu.assert_allclose, a, b)
-        out[f"{name}_etol"] = raised(tu.assert_almost_equal_with_err, a, b, etol=0.5)
         out[f"{name}_almost_equal"] = bool(tu.almost_equal(a, b, 1e-3, 1e-3))
         out[f"{name}_same"] = bool(tu.same(a, b))
     return out
@@ -45,21 +42,6 @@ def check_assert_almost_equal_of_special_values(mx):
         "no_broadcast": raised(tu.assert_almost_equal, np.ones((2, 3)), np.ones(3), use_broadcast=False),
         "scalar_arrays": raised(tu.assert_almost_equal, np.float32(1), np.float32(2)),
     }
-
-
-def check_message_of_assert_almost_equal(mx):
-    a = np.zeros(8, "float32")
-    out = {}
-    for name, b in {"one": [0, 0, 3, 0, 0, 0, 0, 0], "three": [0, 0, 3, 0, 9, 1, 0, 0], "all": range(1, 9)}.items():
-        printed = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(printed):
-                mx.test_utils.assert_almost_equal(a, np.float32(list(b)), 1e-2, 1e-2, names=("x", "y"), mismatches=(2, 5))
-        except AssertionError as error:
-            lines = str(error).strip().splitlines()
-            out[f"{name}_error"], out[f"{name}_where"] = lines[0], lines[1]
-        out[f"{name}_printed"] = [line.strip() for line in printed.getvalue().splitlines()]
-    return out
 
 
 def check_tolerances(mx):

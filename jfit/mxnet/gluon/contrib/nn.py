@@ -1,16 +1,14 @@
-"""`mx.gluon.contrib.nn`: blocks side by side, pixel shuffling, and layers for several devices and sparse gradients."""
+"""`mx.gluon.contrib.nn`: blocks side by side, pixel shuffling, and BatchNorm over several devices."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 from jfit.mxnet import ndarray
 from jfit.mxnet.context import num_gpus
-from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.nn.basic_layers import BatchNorm, Container, Embedding, HybridSequential, Sequential
+from jfit.mxnet.gluon.nn.basic_layers import BatchNorm, Container, HybridSequential, Sequential
 from jfit.mxnet.gluon.nn.weighted import per_axis
 
 
@@ -59,38 +57,12 @@ class Identity(HybridBlock):
         return x
 
 
-class SparseEmbedding(Block):
-    """y = W[x] with a row_sparse table and gradient, of which a Trainer brings only the rows that a batch needs.
-
-    Args:
-        input_dim: number of rows.
-        output_dim: size of a row.
-        dtype: dtype of the table.
-        weight_initializer: initializer of the table.
-        **kwargs: prefix and params, as for `Block`.
-    """
-
-    def __init__(
-        self, input_dim: int, output_dim: int, dtype: Any = "float32", weight_initializer: Any = None, **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs)
-        self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype, "sparse_grad": True}
-        sparse = {"stype": "row_sparse", "grad_stype": "row_sparse"}
-        self.weight = self.params.get("weight", shape=(input_dim, output_dim), init=weight_initializer, dtype=dtype, **sparse)
-
-    def forward(self, x: Any) -> Any:
-        """Look up rows."""
-        return ndarray.Embedding(x, self.weight.row_sparse_data(x), name="fwd", **self._kwargs)
-
-    __repr__ = Embedding.__repr__
-
-
 class SyncBatchNorm(BatchNorm):
     """`BatchNorm` with mean and variance over the batches of several devices.
 
     Args:
         in_channels: number of channels; 0: it is inferred at the first call.
-        num_devices: number of devices; None: the number of GPUs, with a warning.
+        num_devices: number of devices; None: the number of GPUs.
         **kwargs: the other arguments of `BatchNorm`, without the axis, which is 1.
     """
 
@@ -98,11 +70,8 @@ class SyncBatchNorm(BatchNorm):
 
     def __init__(self, in_channels: int = 0, num_devices: int | None = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(1, *args, in_channels=in_channels, **kwargs)
-        if num_devices is None:
-            warnings.warn("SyncBatchNorm without num_devices= synchronizes all GPUs; pass the number you use.", stacklevel=2)
-            num_devices = max(1, num_gpus())
         del self._kwargs["axis"]
-        self._kwargs |= {"ndev": num_devices, "key": self.prefix}
+        self._kwargs |= {"ndev": num_devices or max(1, num_gpus()), "key": self.prefix}
 
 
 class _PixelShuffle(HybridBlock):

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from jfit.mxnet import autograd
 from jfit.mxnet.context import Context, cpu, gpu, num_gpus
 from jfit.mxnet.gluon.contrib.estimator import event_handler as events
-from jfit.mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
 from jfit.mxnet.gluon.data.dataloader import DataLoader
 from jfit.mxnet.gluon.loss import Loss, SoftmaxCrossEntropyLoss
+from jfit.mxnet.gluon.utils import split_and_load
 from jfit.mxnet.metric import create
 from jfit.mxnet.ndarray_classes import Trainer
 
@@ -20,7 +21,7 @@ __all__ = ["Estimator"]
 
 
 class Estimator:
-    """Trains and evaluates a gluon net, and calls handlers of events.
+    """Trains and evaluates a gluon net, and calls handlers of events; a subclass may override `fit_batch` and `evaluate_batch`.
 
     Args:
         net: the net.
@@ -30,8 +31,6 @@ class Estimator:
         initializer: initializer of the parameters, unless they are initialized already.
         trainer: `gluon.Trainer`; by default SGD with learning rate 0.001.
         context: context or list of them; by default gpu(0) if there is one, else cpu(0).
-        val_net, val_loss: net and loss of evaluations, if they are others.
-        batch_processor: object with the methods of `BatchProcessor`.
 
     Attributes:
         logger: logging.Logger that writes to sys.stdout.
@@ -62,11 +61,10 @@ class Estimator:
 
     def __init__(
         self, net: Any, loss: Any, train_metrics: Any = None, val_metrics: Any = None, initializer: Any = None,
-        trainer: Any = None, context: Any = None, val_net: Any = None, val_loss: Any = None, batch_processor: Any = None,
+        trainer: Any = None, context: Any = None,
     ) -> None:  # fmt: skip
-        self.net, self.val_net = net, net if val_net is None else val_net
-        self.loss, self.val_loss = loss, loss if val_loss is None else val_loss
-        events.check_class(Loss, loss=self.loss, val_loss=self.val_loss)
+        events.check_class(Loss, loss=loss)
+        self.net, self.loss = net, loss
         self.train_metrics = events.as_metrics(train_metrics) or self._default_metrics()
         for metric in self.train_metrics:
             metric.name = "training " + metric.name
@@ -86,11 +84,35 @@ class Estimator:
             self.net.initialize(init=initializer or "uniform", ctx=self.context)
         self.trainer = trainer or Trainer(self.net.collect_params(), "sgd", {"learning_rate": 0.001})
         events.check_class(Trainer, trainer=self.trainer)
-        self.batch_processor = batch_processor or BatchProcessor()
 
     def _default_metrics(self) -> list[Any]:
         loss = create("loss", name=self.loss.name.rstrip("1234567890"))
         return [create("acc"), loss] if isinstance(self.loss, SoftmaxCrossEntropyLoss) else [loss]
+
+    def evaluate_batch(self, val_batch: Any, batch_axis: int = 0) -> tuple[Any, Any, Any, Any]:
+        """Compute the outputs and losses of a batch.
+
+        Args:
+            val_batch: (data, labels).
+            batch_axis: the batch axis, along which data and labels are split over the contexts.
+
+        Returns:
+            (data, labels, outputs, losses), lists with one NDArray per context.
+        """
+        data, label = (split_and_load(part, self.context, batch_axis) for part in val_batch[:2])
+        pred = [self.net(x) for x in data]
+        return data, label, pred, [self.loss(p, y) for p, y in zip(pred, label, strict=True)]
+
+    def fit_batch(self, train_batch: Any, batch_axis: int = 0) -> tuple[Any, Any, Any, Any]:
+        """Compute the outputs, losses and gradients of a batch; `GradientUpdateHandler` updates the parameters.
+
+        Args and result as for `evaluate_batch`.
+        """
+        with autograd.record():
+            results = self.evaluate_batch(train_batch, batch_axis)
+        for loss in results[-1]:
+            loss.backward()
+        return results
 
     def evaluate(self, val_data: Any, batch_axis: int = 0, event_handlers: Any = None) -> None:
         """Compute `val_metrics` on a data set.
@@ -111,7 +133,7 @@ class Estimator:
         self._call(handlers, "epoch_begin")
         for batch in val_data:
             self._call(handlers, "batch_begin", batch=batch)
-            _, label, pred, loss = self.batch_processor.evaluate_batch(self, batch, batch_axis)
+            _, label, pred, loss = self.evaluate_batch(batch, batch_axis)
             self._call(handlers, "batch_end", batch=batch, pred=pred, label=label, loss=loss)
         self._call(handlers, "epoch_end")
 
@@ -147,7 +169,7 @@ class Estimator:
             self._call(handlers, "epoch_begin")
             for batch in train_data:
                 self._call(handlers, "batch_begin", batch=batch)
-                _, label, pred, loss = self.batch_processor.fit_batch(self, batch, batch_axis)
+                _, label, pred, loss = self.fit_batch(batch, batch_axis)
                 if self._call(handlers, "batch_end", batch=batch, pred=pred, label=label, loss=loss):
                     break
             stopped = self._call(handlers, "epoch_end")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tarfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -98,8 +97,7 @@ class CIFAR10(_InMemory):
     """Photographs of ten classes: samples (image (32, 32, 3) uint8, label int32).
 
     Args:
-        root: folder with `data_batch_1.bin`, ..., `data_batch_5.bin` and `test_batch.bin`, or with the archive
-            `cifar-10-binary.tar.gz` of them; None is `~/.mxnet/datasets/cifar10`.
+        root: folder with `data_batch_1.bin`, ..., `data_batch_5.bin` and `test_batch.bin`; None is `~/.mxnet/datasets/cifar10`.
         train: the 50,000 training samples, else the 10,000 test samples.
         transform: function of image and label, applied to each sample.
 
@@ -114,7 +112,7 @@ class CIFAR10(_InMemory):
         ((32, 32, 3), 1)
     """
 
-    _folder, _archive = "cifar10", "cifar-10-binary.tar.gz"
+    _folder = "cifar10"
     _files = ([f"data_batch_{k}.bin" for k in range(1, 6)], ["test_batch.bin"])
     _labels, _label_at = 1, 0  # bytes before the pixels of a row, and which of them is the label
 
@@ -124,25 +122,16 @@ class CIFAR10(_InMemory):
         return np.ascontiguousarray(pixels), rows[:, self._label_at]
 
     def _rows_of(self, name: str) -> np.ndarray:
-        path, size = self._path(name, self._archive), self._labels + 3 * 32 * 32
-        content = read_file(path) if path.name == name else _member(path, name)
+        path, size = self._path(name), self._labels + 3 * 32 * 32
+        content = read_file(path)
         if len(content) % size:
             problem = f"found {len(content)} bytes, expected a multiple of {size}"
             raise FormatError(path, "content", problem, "the file is truncated: get it again.")
         return np.frombuffer(content, np.uint8).reshape(-1, size)
 
 
-def _member(archive: Path, name: str) -> bytes:
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            file = tar.extractfile(member)
-            if file is not None and os.path.basename(member.name) == name:
-                return file.read()
-    raise FormatError(archive, "content", f"it has no file {name}", "get it again.")
-
-
 class CIFAR100(CIFAR10):
-    """`CIFAR10` with 100 classes in 20 groups, in the files `train.bin` and `test.bin` or `cifar-100-binary.tar.gz`.
+    """`CIFAR10` with 100 classes in 20 groups, in the files `train.bin` and `test.bin`.
 
     Args:
         root: folder of the files; None is `~/.mxnet/datasets/cifar100`.
@@ -150,7 +139,7 @@ class CIFAR100(CIFAR10):
         train, transform: as for `CIFAR10`.
     """
 
-    _folder, _archive = "cifar100", "cifar-100-binary.tar.gz"
+    _folder = "cifar100"
     _files, _labels = (["train.bin"], ["test.bin"]), 2
 
     def __init__(

@@ -202,19 +202,12 @@ class RandomRotation(Block):
         angle_limits: (low, high); the angle is uniform between them, in degrees.
         zoom_in, zoom_out: as for `Rotate`.
         rotate_with_proba: probability that an image is rotated.
-
-    Raises:
-        ValueError: low is not less than high, or rotate_with_proba is not between 0 and 1.
     """
 
     def __init__(
         self, angle_limits: tuple[float, float], zoom_in: bool = False, zoom_out: bool = False, rotate_with_proba: float = 1.0
     ) -> None:
         super().__init__()
-        low, high = angle_limits
-        if low >= high or not 0 <= rotate_with_proba <= 1:
-            found = f"angle_limits={angle_limits}, rotate_with_proba={rotate_with_proba}"
-            raise ValueError(f"RandomRotation got {found}; expected (low, high) with low < high, and a number from 0 to 1.")
         self._args, self._probability = (angle_limits, zoom_in, zoom_out), rotate_with_proba
 
     def forward(self, x: Any) -> Any:
