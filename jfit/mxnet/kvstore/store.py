@@ -343,15 +343,14 @@ class KVStore(KVStoreBase):
     _set_updater = set_updater
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Quantize pushed gradients to fewer bits; the quantization error of 1 or 2 bits is added to the next push.
+        """Quantize pushed gradients to fewer bits; the quantization error of 2 bits is added to the next push.
 
         In a `device` store each device compresses its gradient before the sum, also if there is only one device; in a `dist`
         store each process compresses the sum over its devices.  `push` sends float32 between processes; a Module packs
         the bits.
 
         Args:
-            compression_params: `{"type": "2bit", "threshold": 0.5}`, `{"type": "1bit"}` or `{"type": "bfloat16"}`.  MXNet has
-                "2bit" only.
+            compression_params: `{"type": "2bit", "threshold": 0.5}` or `{"type": "bfloat16"}`.  MXNet has "2bit" only.
 
         Raises:
             MXNetError: the store is neither a `device` nor a `dist` one, or a parameter is invalid.
@@ -359,11 +358,11 @@ class KVStore(KVStoreBase):
 
         Example:
             >>> store = KVStore("device")
-            >>> store.set_gradient_compression({"type": "1bit"})
+            >>> store.set_gradient_compression({"type": "2bit"})
             >>> store.init("w", np.zeros(2, "float32"))
             >>> store.push("w", [np.array([0.75, -0.25], "float32")])
             >>> store.pull("w").tolist()
-            [0.5, -0.5]
+            [0.5, 0.0]
         """
         if "device" not in self._type and not self.distributed:
             raise MXNetError(f"gradient compression is not supported for a {self._type!r} kvstore; create a 'device' one.")

@@ -58,8 +58,8 @@ class Module(BaseModule):
             of their group, everything else on `context`.  A node without a group runs where its inputs are.  If `context` is a
             list, each group has a list of devices, one for each context, or one device for all; or `group2ctxs` is a list of
             dicts, one for each context.  Parameters and optimizer state are on the devices of the first context.
-        compression_params: gradient compression, for kvstore "device" or "dist_sync": `{"type": "2bit", "threshold": 0.5}`,
-            `{"type": "1bit"}` or `{"type": "bfloat16"}`; MXNet has "2bit" only.
+        compression_params: gradient compression, for kvstore "device" or "dist_sync": `{"type": "2bit", "threshold": 0.5}`
+            or `{"type": "bfloat16"}`; MXNet has "2bit" only.
 
     Raises:
         ValueError: a name is not an argument of the symbol, or a group in `group2ctxs` has another number of devices than

@@ -12,7 +12,6 @@ from jax import Array
 from jfit import checks
 from jfit.mxnet.module.base import BaseModule, BindRequest, require
 from jfit.mxnet.module.module import Module
-from jfit.optim import variance_reduced
 from jfit.parallel import place, place_split
 
 
@@ -203,4 +202,10 @@ def _divided(sums: dict[str, Array], count: Any) -> dict[str, Array]:
 
 @jax.jit
 def _reduced(gradients: dict[str, Array], at_snapshot: dict[str, Array], full: dict[str, Array]) -> dict[str, Array]:
-    return jax.tree.map(variance_reduced, gradients, at_snapshot, full)
+    """Return g - g~ + mu, where g~ is the gradient of the batch of g at the snapshot, and mu the full gradient there."""
+
+    def reduced(g: Array, at_snapshot: Array, full: Array) -> Array:
+        wide = jnp.promote_types(g.dtype, jnp.float32)
+        return (g.astype(wide) - at_snapshot.astype(wide) + full.astype(wide)).astype(g.dtype)
+
+    return jax.tree.map(reduced, gradients, at_snapshot, full)
