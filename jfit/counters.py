@@ -29,17 +29,6 @@ COUNTS: Counter[str] = Counter()
 # Exceptions of the user's Python callbacks inside compiled programs: XLA reports them as text only.
 FAILURES: deque[Exception] = deque(maxlen=16)
 SLOW_SECONDS = 2.0  # compilations that take longer are reported
-_TITLES = {
-    "train": "the training step",
-    "train_tail": "the training step for batches of another size",
-    "eval": "the evaluation",
-    "predict": "the prediction",
-    "module_epoch": "the training step",
-    "module_step": "the training step",
-    "module_update": "the update of the parameters",
-    "forward": "the forward pass",
-    "init_optimizer": "the state of the optimizer",
-}
 _waiting = activity.Doing(activity.DEVICES, "waiting for the devices")
 _listening, _adding = threading.Lock(), threading.Lock()  # programs are compiled on several threads
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -154,7 +143,7 @@ def compiling(program: str) -> Iterator[None]:
     if getattr(_compiling.local, "active", False):
         yield
         return
-    title, announced = _TITLES.get(program, f"the program {program!r}"), threading.Lock()
+    title, announced = f"the program {program!r}", threading.Lock()
     reports = [watcher for thread, watcher in _compiling.watchers if thread == threading.get_ident()]
     told: list[bool] = []
 

@@ -205,7 +205,7 @@ def load_extra(path: str | os.PathLike[str], name: str, like: State) -> State:
 def resumed(saved: Saved, like: TrainState) -> tuple[TrainState, str]:
     """As `unflatten`, for a run whose rule for the reduction of gradients may differ from that of the run that saved.
 
-    The residuals of "2bit" and "1bit" are 0 if only `like` has them, and dropped if only the checkpoint has them.
+    The residuals of "2bit" are 0 if only `like` has them, and dropped if only the checkpoint has them.
 
     Returns:
         The state, and a sentence about the residuals for a warning, or "".
@@ -215,7 +215,7 @@ def resumed(saved: Saved, like: TrainState) -> tuple[TrainState, str]:
     if (local is None) == (len(rest) == len(arrays)):
         return unflatten(saved, like), ""
     if local is None:
-        problem = "has residuals of reduce='2bit' or '1bit', which this run does not use: they are dropped"
+        problem = "has residuals of reduce='2bit', which this run does not use: they are dropped"
     else:
         problem = "has no residuals for the reduce= of this run: they start at 0"
         like, local = like._replace(local=None), jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), local)
@@ -484,7 +484,7 @@ def _unflatten(folder: Path, arrays: Mapping[str, Any], like: Any) -> Any:
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
         residuals = any(text.startswith("local/") for text in problems)
-        cause = "The arrays local/... are residuals of reduce='2bit' or '1bit', one per device. " if residuals else ""
+        cause = "The arrays local/... are residuals of reduce='2bit', one per device. " if residuals else ""
         raise ValueError(
             printable(f"checkpoint {folder} does not match this run: {'; '.join(problems[:3])}{more}. {cause}")
             + "Restore it with the model, optimizer, reduce= and devices of the run that saved it, or use a new directory."

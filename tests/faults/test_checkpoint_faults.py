@@ -212,8 +212,7 @@ def test_a_resumed_run_has_the_history_of_the_uninterrupted_one(tmp_path, checkp
     def spread(label, output):
         return float(output.std())
 
-    metrics = [spread, jfit.metrics.roc_auc(bins=None)]
-    straight, resumed = both(tmp_path, 13, num_epoch=3, checkpoint_every=checkpoint_every, eval_metric=metrics)
+    straight, resumed = both(tmp_path, 13, num_epoch=3, checkpoint_every=checkpoint_every, eval_metric=[spread, "roc_auc"])
     assert same(straight, resumed)
     timing = {"compile_time"}
     assert set(straight.history.columns()) - timing == set(resumed.history.columns()) - timing
