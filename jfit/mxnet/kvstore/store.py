@@ -273,14 +273,12 @@ class KVStore(KVStoreBase):
             out: as in `pull`.
 
         Returns:
-            None; if `out` is None and the values are jax arrays, the stored values in the structure of `value`, each on the
-            device of the corresponding value.
+            None; if `out` is None and the values are jax arrays, what `pull` returns.
         """
         self.push(key, value, priority)
         cells = [v for _, values in self._pairs(key, value) for v in values]
-        if out is not None or not any(isinstance(v, jax.Array) for v in cells):
-            return self.pull(key, value if out is None else out, priority)
-        return self._pulled_like(key, value)
+        in_place = out is None and not any(isinstance(v, jax.Array) for v in cells)
+        return self.pull(key, value if in_place else out, priority)
 
     def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
         """Initialize keys with their values, then copy the values into `out`, on every device.
@@ -441,15 +439,6 @@ class KVStore(KVStoreBase):
             self._pushed.add(known)
         places = [sharding_of(v) for v in sums]
         return device_put_all(sum_over_processes(sums), places)
-
-    def _pulled_like(self, key: Any, value: Any) -> Any:
-        """Return copies of the stored value of `key` in the structure of `value`, on the devices of its arrays."""
-        if isinstance(key, (list, tuple)):
-            return [self._pulled_like(k, v) for k, v in zip(key, value, strict=True)]
-        values = list(value) if isinstance(value, (list, tuple)) else [value]
-        stored, places = self._stored[key].value, [sharding_of(as_array(v)) for v in values]
-        copies = [self.arrays.wrap(private_copy(v)) for v in device_put_all([stored] * len(values), places)]
-        return copies if isinstance(value, (list, tuple)) else copies[0]
 
 
 def checked_type(name: str) -> str:
