@@ -41,6 +41,7 @@ fuzz: .venv/.fuzz
 
 bench: .venv/.bench
 	$(PY) -m benchmarks.step_overhead
+	$(PY) -m benchmarks.peers
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist runs

@@ -13,13 +13,19 @@ import platform
 import sys
 import time
 from importlib import metadata
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.peers import Leg
-
 PACKAGES = ("jax", "jaxlib", "optax", "numpy", "keras", "flax", "torch")
+
+
+class Leg(Protocol):
+    """A compared implementation."""
+
+    def epoch(self) -> int:
+        """Train one shuffled epoch and wait until it has finished; returns the number of rows trained."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

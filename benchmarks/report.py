@@ -1,4 +1,4 @@
-"""Targets (bars) of the step_overhead benchmark, their verdicts, and the Markdown report."""
+"""Legs and targets (bars) of the step_overhead benchmark, their verdicts, and the Markdown report."""
 
 from __future__ import annotations
 
@@ -6,11 +6,44 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.peers import entry
 from benchmarks.workloads import WORKLOADS
 
 CLOCKS = {"cpu_s": "samples per CPU-second, one core", "wall_s": "samples per second, two cores"}
 CORES = {1: "cpu_s", 2: "wall_s"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A leg: its title, its group in the comparison, its module in `benchmarks.peers`, and the options of `begin`."""
+
+    title: str
+    group: str
+    module: str
+    options: dict[str, Any]
+    workloads: tuple[str, ...] = ("w1", "w2")
+
+
+ENTRIES = {
+    "jfit_step1": Entry("jfit.fit, steps_per_call=1", "jfit", "jfit_fit", {"steps_per_call": 1}),
+    "jfit_auto": Entry("jfit.fit, steps_per_call=auto", "jfit", "jfit_fit", {"steps_per_call": "auto"}),
+    "module_fit": Entry("Module.fit, NDArrayIter", "module", "module_fit", {"package": "jfit.mx"}),
+    "module_speed": Entry(
+        "Module.fit, Speedometer every 50 batches", "module", "module_fit", {"package": "jfit.mx", "look": "speedometer"}
+    ),
+    "module_each": Entry(
+        "Module.fit, a callback for each batch", "module", "module_fit", {"package": "jfit.mx", "look": "each"}
+    ),
+    "hand": Entry("(a) hand-written JAX loop", "a", "hand", {}),
+    "hand_sorted": Entry("hand-written, data permuted once per epoch", "variant", "hand", {"feed": "permute"}),
+    "hand_loop": Entry("hand-written, 24 steps per dispatch in one fori_loop", "variant", "hand", {"steps": 24}, ("w1",)),
+    "hand_window": Entry("hand-written, max-pool by reduce_window", "variant", "hand", {"pool": "window"}, ("w2",)),
+    "hand_whole": Entry("hand-written, filter gradient in one piece", "variant", "hand", {"slices": 1}, ("w2",)),
+}
+
+
+def names(workload: str, *, variants: bool) -> list[str]:
+    """Names of the legs of a workload; with `variants`, also the hand-written loop's other forms."""
+    return [name for name, e in ENTRIES.items() if workload in e.workloads and (variants or e.group != "variant")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +63,6 @@ BARS = (
     Bar("w2", "jfit_auto", "a", 0.97),
     Bar("w1", "module_fit", "jfit", 0.95),
     Bar("w2", "module_fit", "jfit", 0.95),
-    Bar("w1", "jfit_auto", "b", 1.7),
-    Bar("w1", "jfit_auto", "c", 2.0),
-    Bar("w1", "jfit_auto", "d", 2.0),
 )
 MOST_SYNCS_PER_100_STEPS = 15
 MOST_IMPORT_EXTRA_S = 0.3
@@ -40,7 +70,7 @@ MOST_IMPORT_EXTRA_S = 0.3
 
 def _rival(legs: dict[str, Any], group: str) -> str | None:
     """Name of the fastest measured leg of a group, or None; targets compare with a peer's best leg, not its default one."""
-    measured = [n for n, leg in legs.items() if leg.get("learned", "rate" in leg) and entry(n).group == group]
+    measured = [n for n, leg in legs.items() if leg.get("learned", "rate" in leg) and ENTRIES[n].group == group]
     return max(measured, key=lambda n: legs[n]["rate"]["median"], default=None)
 
 
@@ -83,7 +113,7 @@ def _legs_table(run: dict[str, Any]) -> list[str]:
         "|---|---:|---:|---:|",
     ]
     for name, leg in run["legs"].items():
-        title = entry(name).title
+        title = ENTRIES[name].title
         if "rate" not in leg:
             lines.append(f"| {title} | skipped: {leg['skipped']} | | |")
             continue

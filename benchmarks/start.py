@@ -26,9 +26,10 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.first_step import SHAPES, main, measure
+from benchmarks.first_step import main, measure
+from benchmarks.workloads import KINDS
 
-# leg -> (module in benchmarks.first_step, package that it needs)
+# leg -> (module in benchmarks.peers, package that it needs)
 LEGS = {
     "jfit": ("jfit_fit", "jfit"),
     "hand-written JAX": ("hand", "jax"),
@@ -47,6 +48,7 @@ SCRIPTS = (
     ("text_cnn", "10000"),
 )
 SCRIPT_NAMES = list(dict.fromkeys(name for name, *_ in SCRIPTS))
+NETS = ["mlp", "lenet", "resnet20", "lstm", "transformer"]
 IMPORTS = ("numpy", "jax", "optax", "jfit", "jfit.mx", "flax.nnx", "keras", "torch")
 STEPS = ("mlp", "lenet", "resnet20", "lstm", "transformer", "resnet50")  # networks of benchmarks.first_step.programs
 COLUMNS = ("import", "first step", "ten steps", "again")
@@ -96,7 +98,7 @@ def networks(kinds: list[str], legs: list[str], rounds: int, core: int) -> dict[
 
 
 def _print_network(kind: str, legs: dict[str, Any]) -> None:
-    print(f"\n{kind}, batch {SHAPES[kind][0]}: CPU seconds, one core")
+    print(f"\n{kind}, batch {KINDS[kind].batch}: CPU seconds, one core")
     print("| | " + " | ".join(f"{column}, {t}" for t in ("cold", "warm") for column in COLUMNS) + " |")
     print("|---|" + "---:|" * (2 * len(COLUMNS)))
     for leg, both in legs.items():
@@ -175,7 +177,7 @@ def _available(package: str) -> bool:
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--net", choices=sorted(SHAPES), action="append", help="default: all")
+    parser.add_argument("--net", choices=NETS, action="append", help="default: all")
     parser.add_argument("--legs", default=",".join(LEGS), help="frameworks, separated by commas")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--imports", action="store_true", help="measure imports only")
@@ -203,8 +205,9 @@ def run(argv: list[str] | None = None) -> None:
     if arguments.leg or arguments.package:
         if arguments.package:
             return measure({"import": lambda: importlib.import_module(arguments.package)})
-        name = f"benchmarks.first_step.{LEGS[arguments.leg][0]}"
-        return main(arguments.net[0], lambda: importlib.import_module(name))
+        name = LEGS[arguments.leg][0]
+        options = {"slices": 1} if name == "hand" else {}  # what takes least to compile
+        return main(arguments.net[0], lambda: importlib.import_module(f"benchmarks.peers.{name}"), options)
     legs = [leg for leg in arguments.legs.split(",") if _available(LEGS[leg][1])]
     rounds, core = arguments.rounds, arguments.core
     chosen = arguments.script or (SCRIPT_NAMES if arguments.scripts else [])
@@ -213,7 +216,7 @@ def run(argv: list[str] | None = None) -> None:
     if arguments.imports or every:
         found["imports"] = imports([n for n in IMPORTS if _available(n)], rounds, core)
     if arguments.net or every:
-        found |= networks(arguments.net or list(SHAPES), legs, rounds, core)
+        found |= networks(arguments.net or NETS, legs, rounds, core)
     if arguments.fits or every:
         found["fits"] = fits(rounds, core)
     if arguments.compile or every:

@@ -1,4 +1,4 @@
-"""Training speed of jfit's loop, compared with a hand-written JAX loop and with other frameworks.
+"""Training speed of jfit's loop, compared with a hand-written JAX loop.
 
     python -m benchmarks.step_overhead --json out.json --markdown out.md     everything (tens of minutes)
     python -m benchmarks.step_overhead --workload w1 --cores 1               one workload, one measure
@@ -11,6 +11,7 @@ benchmarks/README.md describes the legs (implementations compared) and the metho
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -25,19 +26,17 @@ ROOT = Path(__file__).resolve().parent.parent
 if __package__ in (None, ""):
     sys.path.insert(0, str(ROOT))  # makes `benchmarks` importable when this file runs as a script
 
-from benchmarks import measure, peers, report  # noqa: E402
+from benchmarks import measure, report  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Workload  # noqa: E402
 
+NAMES = ["w1", "w2"]
 QUICK_ROWS = 640
-LEARNED = 0.5
 _IMPORT_PROGRAM = "import time; t = time.perf_counter(); import {name}; print(time.perf_counter() - t)"
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.step_overhead", description="jfit's step against hand-written JAX and peers."
-    )
-    parser.add_argument("--workload", choices=sorted(WORKLOADS), action="append", help="default: all")
+    parser = argparse.ArgumentParser(prog="benchmarks.step_overhead", description="jfit's step against hand-written JAX.")
+    parser.add_argument("--workload", choices=NAMES, action="append", help="default: all")
     parser.add_argument("--cores", type=int, choices=sorted(report.CORES), help="1: CPU-seconds, 2: wall time; default: both")
     parser.add_argument("--legs", help="comma-separated names; default: all but the hand-written variants")
     parser.add_argument("--variants", action="store_true", help="also measure the hand-written loop's other forms")
@@ -53,20 +52,43 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _set_up(names: list[str], workload: Workload, cores: int) -> tuple[dict[str, peers.Leg], dict[str, Any]]:
-    legs: dict[str, peers.Leg] = {}
+class Leg:
+    """A leg with the events that jfit counts in its epochs, and its accuracy in the last one."""
+
+    def __init__(self, name: str, workload: Workload) -> None:
+        entry = report.ENTRIES[name]
+        self.workload, self.counts, self.accuracy = workload, {"compiles": 0, "host_syncs": 0}, 0.0
+        self._train = importlib.import_module(f"benchmarks.peers.{entry.module}").begin(workload, **entry.options).train
+        self._jfit = entry.module != "hand"
+        self.setup_counts = self._counted()
+
+    def _counted(self) -> dict[str, int]:
+        if not self._jfit:
+            self.accuracy = self._train()
+            return {}
+        from jfit import counters
+
+        with counters.counted() as events:
+            self.accuracy = self._train()
+        return dict(events)
+
+    def epoch(self) -> int:
+        """Train one shuffled epoch."""
+        events = self._counted()
+        self.counts = {
+            "compiles": self.counts["compiles"] + events.get("compiles", 0),
+            "host_syncs": events.get("host_syncs", 0),
+        }
+        return self.workload.rows
+
+
+def _set_up(names: list[str], workload: Workload, cores: int) -> tuple[dict[str, Leg], dict[str, Any]]:
+    legs: dict[str, Leg] = {}
     records: dict[str, Any] = {}
     for name in names:
         print(f"  {workload.name}, {cores} core(s): setting up {name}", file=sys.stderr, flush=True)
-        records[name] = {"title": peers.entry(name).title}
-        try:
-            leg = peers.build(name, workload, cores)
-            leg.setup()
-        except peers.Unavailable as reason:
-            print(f"  {name} skipped: {reason}", file=sys.stderr, flush=True)
-            records[name]["skipped"] = str(reason)
-        else:
-            legs[name] = leg
+        records[name] = {"title": report.ENTRIES[name].title}
+        legs[name] = Leg(name, workload)
     return legs, records
 
 
@@ -74,21 +96,20 @@ def measure_here(workload: Workload, cores: int, names: list[str], rounds: int, 
     """Measure one workload in this process, pinned to `cores` cores; `names` are the legs."""
     pinned = measure.pin(cores)
     legs, records = _set_up(names, workload, cores)
-    epochs = measure.interleave(legs, rounds) if legs else {}
+    epochs = measure.interleave(dict(legs), rounds)
     clock = report.CORES[cores]
     for name, leg in legs.items():
         record = records[name]
         record["accuracy"] = float(leg.accuracy)
-        record["learned"] = quick or record["accuracy"] >= LEARNED  # a failed leg does not discard the others' results
+        record["learned"] = quick or workload.learned(0, leg.accuracy)  # a failed leg does not discard the others' results
         if not record["learned"]:
-            print(f"  {name}: training accuracy {record['accuracy']:.3f}, a working leg passes {LEARNED}", file=sys.stderr)
+            print(f"  {name}: training accuracy {record['accuracy']:.3f}", file=sys.stderr)
         record["rates"] = measure.rates(epochs[name], clock).tolist()
         record["rate"] = measure.summary(measure.rates(epochs[name], clock))
         if "hand" in legs:
             record["ratio"] = measure.summary(measure.rates(epochs[name], clock) / measure.rates(epochs["hand"], clock))
-        if hasattr(leg, "counts"):
-            record["steps"] = -(-workload.rows // workload.batch)
-            record["setup_counts"], record["counts"] = leg.setup_counts, leg.counts  # pyright: ignore[reportAttributeAccessIssue]
+        if leg.setup_counts:
+            record["steps"], record["setup_counts"], record["counts"] = workload.steps, leg.setup_counts, leg.counts
     head = {
         "workload": workload.name,
         "rows": workload.rows,
@@ -101,10 +122,9 @@ def measure_here(workload: Workload, cores: int, names: list[str], rounds: int, 
 
 
 def _environment() -> dict[str, str]:
-    # Emulated devices would split the thread pools; another Keras backend would not be Keras on JAX.
+    # Emulated devices would split the thread pools.
     flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
-    extra = {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "CUDA_VISIBLE_DEVICES": ""}
-    return {**os.environ, **extra}
+    return {**os.environ, "XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
 
 
 def _in_fresh_process(arguments: argparse.Namespace, workload: str, cores: int) -> dict[str, Any]:
@@ -142,11 +162,11 @@ def import_times(repeats: int) -> dict[str, Any] | None:
 def main(argv: list[str] | None = None) -> None:
     """Run the measurements selected on the command line, print the tables, and write the files."""
     arguments = _arguments(argv)
-    workloads = arguments.workload or sorted(WORKLOADS)
+    workloads = arguments.workload or NAMES
     if arguments.measure_here:
         workload = WORKLOADS[workloads[0]]
         workload = workload.resized(arguments.rows) if arguments.rows else workload
-        names = arguments.legs.split(",") if arguments.legs else peers.names(workload.name, variants=arguments.variants)
+        names = arguments.legs.split(",") if arguments.legs else report.names(workload.name, variants=arguments.variants)
         result = measure_here(workload, arguments.cores, names, arguments.rounds, quick=arguments.quick)
         arguments.json.write_text(json.dumps(result), encoding="utf-8")
         return

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import jfit.mx as mx
+from docs.tables import code, markdown_table
 from jfit.mx._check import Status, missing, short, status
-from jfit.ops.tables import code, markdown_table
 
 NAMES = Path(__file__).parents[1] / "tests" / "golden" / "mxnet_names.json"
 # Classes whose objects make attributes when they are used, or when they are created.

@@ -398,6 +398,8 @@ def on_files(files: Any, config: Any) -> Any:
 
     for path, text in {**api_pages(), **copied_pages()}.items():
         files.append(File.generated(config, path, content=text))
+    for picture in sorted(ROOT.glob("benchmarks/results/*.svg")):
+        files.append(File.generated(config, str(picture.relative_to(ROOT)), abs_src_path=str(picture)))
     return files
 
 

@@ -29,7 +29,7 @@ from jfit.parallel import Context as Context, cpu as cpu, data_parallel as data_
 from jfit.programs import clear_programs as clear_programs
 from jfit.run import Run as Run, last_run as last_run
 from jfit.step import (
-    BatchCheck as BatchCheck, StepOut as StepOut, eval_step as eval_step, gradients as gradients, predict_step as predict_step,
+    StepOut as StepOut, eval_step as eval_step, gradients as gradients, predict_step as predict_step,
     regularizers as regularizers, totals as totals, train_step as train_step,
 )
 from jfit.step.state import TrainState as TrainState, init_state as init_state

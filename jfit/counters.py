@@ -29,17 +29,6 @@ COUNTS: Counter[str] = Counter()
 # Exceptions of the user's Python callbacks inside compiled programs: XLA reports them as text only.
 FAILURES: deque[Exception] = deque(maxlen=16)
 SLOW_SECONDS = 2.0  # compilations that take longer are reported
-_TITLES = {
-    "train": "the training step",
-    "train_tail": "the training step for batches of another size",
-    "eval": "the evaluation",
-    "predict": "the prediction",
-    "module_epoch": "the training step",
-    "module_step": "the training step",
-    "module_update": "the update of the parameters",
-    "forward": "the forward pass",
-    "init_optimizer": "the state of the optimizer",
-}
 _waiting = activity.Doing(activity.DEVICES, "waiting for the devices")
 _listening, _adding = threading.Lock(), threading.Lock()  # programs are compiled on several threads
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -154,7 +143,7 @@ def compiling(program: str) -> Iterator[None]:
     if getattr(_compiling.local, "active", False):
         yield
         return
-    title, announced = _TITLES.get(program, f"the program {program!r}"), threading.Lock()
+    title, announced = f"the program {program!r}", threading.Lock()
     reports = [watcher for thread, watcher in _compiling.watchers if thread == threading.get_ident()]
     told: list[bool] = []
 
@@ -230,17 +219,19 @@ def host_code(explain: Callable[[Exception], Exception]) -> Iterator[None]:
         raise explanation from error
 
 
-@contextlib.contextmanager
-def explained() -> Iterator[None]:
+class explained:  # in lower case, as functions that are context managers, but faster
     """Context manager for code that runs compiled programs: raise the exception stored by `host_code`, not XLA's error."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if not isinstance(error, jax.errors.JaxRuntimeError):
+            return
         explanation = next((f for f in FAILURES if str(f).split("\n")[0] in str(error)), None)
         FAILURES.clear()
-        if explanation is None:
-            raise
-        raise explanation from explanation.__cause__  # the exception of the user's code
+        if explanation is not None:
+            raise explanation from explanation.__cause__  # the exception of the user's code
 
 
 def wait(value: Any) -> Any:

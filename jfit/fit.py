@@ -9,6 +9,7 @@ from typing import Any, Never
 
 import jax
 
+from jfit import allocator
 from jfit.callbacks import Callback
 from jfit.callbacks.intervals import Every
 from jfit.checkpoints.same_run import check_same
@@ -69,7 +70,6 @@ def fit(
     ema: Any = None,
     log_every: int | str | Every | None = None,
     log: str | Sequence[str] = (),
-    profile: tuple[int, int] | None = None,
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None,
     reduce: Any = None,
     shard: Mapping[str, Any] | None = None,
@@ -227,16 +227,14 @@ def fit(
             before clipping and weight decay, and "update_norm", that of the change of the parameters.  "step_log" events and
             `run.history.steps` have those of the step, "log" events and the rows of epochs their means over the steps.  "lr"
             is accepted too; the learning rate is logged in any case where it is known.  Default: none.
-        profile: (start, stop): trace the steps after `start` updates up to `stop` updates with JAX's profiler, into the
-            subfolder "profile" of `directory`, which is then required.  Default: no trace.
         regularizers: dict of a parameter name or glob pattern -> function of one parameter that returns a scalar, such as
             {"*_weight": jfit.regularizers.l2(1e-4)}.  Their sum is added to the mean loss of each batch: to the gradient
             (before clipping), and to the reported losses of training, evaluation and `run.score`; `jfit.score` and runs of
             `Run.load` report the loss without them.  Frozen parameters have none.  Default: no regularizers.
         reduce: how the devices reduce their gradients: "psum" (their sum), "sharded" (the same sum; each device has and
             updates its part of the optimizer state), "sharded_parameters" (parameters are split too), "ordered" (a sum in a
-            fixed order, so that the bits do not depend on the number of devices), "bfloat16", "2bit" or "1bit" (fewer bytes,
-            see docs/scaling.md), or a `jfit.step.reduce.Reduce`.  Default: "psum".
+            fixed order, so that the bits do not depend on the number of devices), "bfloat16" or "2bit" (fewer bytes, see
+            docs/scaling.md), or a `jfit.step.reduce.Reduce`.  Default: "psum".
         shard: split parameters over the axes of `mesh` (tensor parallelism): dict of a parameter name or glob pattern -> the
             name of a mesh axis, a tuple of names or None for each dimension, such as {"fc*_weight": ("model", None)}; or a
             `jax.sharding.PartitionSpec`.  A later pattern replaces an earlier one.  The optimizer state of a parameter is split
@@ -301,7 +299,10 @@ def fit(
         check_same(problem.description)
     run = Run.of(problem)
     run.open_folder(options.checkpoint, options.resume, options.resume_with)
-    return run.go()
+    try:
+        return run.go()
+    finally:
+        allocator.trim()
 
 
 # without `unknown`, which only improves the error message for an unknown name

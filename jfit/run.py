@@ -227,7 +227,7 @@ class Run:
         """Return a copy of the state as NumPy arrays on the host, unaffected by further training; typed PRNG keys stay keys.
 
         In a job of several processes, all of them must call it if `reduce` of `fit` splits the state over the devices or
-        keeps one per device ("sharded", "sharded_parameters", "2bit", "1bit"): the parts of the other processes are gathered.
+        keeps one per device ("sharded", "sharded_parameters", "2bit"): the parts of the other processes are gathered.
         """
         return host_state(self.state, self.settings.devices)
 

@@ -1,57 +1,50 @@
-"""jfit's Module: `Module.fit` over an NDArrayIter, one epoch per call, with the arguments of MXNet's API."""
+"""`Module.fit` over an NDArrayIter, one epoch per call, in MXNet's names: the same source for `jfit.mx` and MXNet 1.9.1."""
 
 from __future__ import annotations
 
+import importlib
+import logging
+import math
 from typing import Any
 
-import jfit
-from benchmarks.peers.jfit_fit import network
-from benchmarks.workloads import LEARNING_RATE, MOMENTUM, Workload
-from jfit import counters
+from benchmarks.peers import Leg
+from benchmarks.peers.symbols import network
+from benchmarks.workloads import MOMENTUM, Workload
 
 
-class ModuleFit:
-    """The leg: each epoch is one call of `fit`, which continues the last; `look` selects the batch callback."""
+def begin(workload: Workload, *, package: str, look: str = "never") -> Leg:
+    """Prepare the leg.
 
-    def __init__(self, workload: Workload, look: str) -> None:
-        self.workload = workload
-        self.look: Any = {"never": None, "speedometer": jfit.callback.Speedometer(workload.batch, 50), "each": _nothing}[look]
-        self.counts: dict[str, int] = {}
-        self.setup_counts: dict[str, int] = {}
+    Args:
+        workload: what to train.
+        package: "jfit.mx" or "mxnet".
+        look: batch callbacks: "never", "speedometer" (every 50 batches), or "each" (one for each batch).
 
-    def setup(self) -> None:
-        """Build, compile, train one epoch."""
-        data, labels = self.workload.shaped("NCHW")
-        self._train = jfit.NDArrayIter(data, labels, self.workload.batch, shuffle=True)
-        self._module = jfit.Module(network(self.workload.kind))
-        with counters.counted() as events:
-            self._fit()
-        self.setup_counts = dict(events)
+    Returns:
+        The leg.
+    """
+    mx = importlib.import_module(package)
+    logging.getLogger().setLevel(logging.ERROR)  # that the optimizer is initialized already
+    data, labels = workload.arrays()
+    train_iter = mx.io.NDArrayIter(data, labels, workload.batch, shuffle=True)
+    module = mx.mod.Module(network(mx.sym, workload), context=mx.cpu())
+    rule: dict[str, Any] = {"learning_rate": workload.learning_rate}
+    if workload.text:
+        rule["rescale_grad"] = 1 / labels[: workload.batch].size  # the mean over all tokens
+        options = {"optimizer": "adam", "initializer": mx.init.Uniform(0.05), "eval_metric": mx.metric.Perplexity(None)}
+    else:
+        rule["momentum"] = MOMENTUM
+        options = {"optimizer": "sgd", "initializer": mx.init.Xavier(), "eval_metric": mx.metric.Accuracy()}
+    callbacks = {"never": None, "speedometer": mx.callback.Speedometer(workload.batch, 50), "each": _nothing}
+    options |= {"optimizer_params": rule, "batch_end_callback": callbacks[look], "num_epoch": 1}
 
-    def _fit(self) -> None:
-        settings: dict[str, Any] = {"learning_rate": LEARNING_RATE, "momentum": MOMENTUM}
-        self._module.fit(
-            self._train, num_epoch=1, optimizer_params=settings, batch_end_callback=self.look, initializer=jfit.init.Xavier()
-        )
+    def train() -> float:
+        module.fit(train_iter, **options)  # continues, since parameters and optimizer exist
+        value = options["eval_metric"].get()[1]
+        return math.log(value) if workload.text else value
 
-    def epoch(self) -> int:
-        """Train one shuffled epoch; the iterator fills up the last batch with rows from the start."""
-        with counters.counted() as events:
-            self._fit()
-        compiles = self.counts.get("compiles", 0) + events["compiles"]
-        self.counts = {"host_syncs": events["host_syncs"], "compiles": compiles}
-        return self.workload.rows
-
-    @property
-    def accuracy(self) -> float:
-        """Accuracy of the trained network on the training rows."""
-        return self._module.score(self._train, "acc")[0][1]
+    return Leg(train, lambda: sum(value.size for value in module.get_params()[0].values()))
 
 
 def _nothing(param: Any) -> None:
     """A batch callback that does nothing."""
-
-
-def make(workload: Workload, cores: int, *, look: str) -> ModuleFit:
-    """Make the Module leg; `look` is "never", "speedometer" (every 50 batches) or "each" (a callback for every batch)."""
-    return ModuleFit(workload, look)

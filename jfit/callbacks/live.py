@@ -52,7 +52,7 @@ class LiveTable:
         if event.kind == "fit_end":
             self._watching.close()
         if event.kind == "epoch_end" or event.is_within:
-            self.history.add_epoch(epoch=event.epoch, **scalars(event.logs))
+            self.history.add("epochs", epoch=event.epoch, **scalars(event.logs))
         now = time.monotonic()
         if event.kind != "fit_end" and now - self.updated < MIN_SECONDS:
             return

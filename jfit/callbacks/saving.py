@@ -68,7 +68,7 @@ def checkpointing(
             with orbax (`pip install 'jfit[sharded]'`): each process writes the parts on its own devices.  For states that do
             not fit in the memory of one host.  In a job, the folder is one that all hosts see.  Training waits for the save.
             Checkpoints have whole arrays with nan="stop" or "rollback", which copy the state to the host anyway, and, in a job,
-            with reduce="2bit" or "1bit".
+            with reduce="2bit".
 
     Returns:
         A `Callback`; its state is the path of the last checkpoint, a string.  With `keep_best`: {"last": this path or None,

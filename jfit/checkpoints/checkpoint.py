@@ -64,7 +64,6 @@ def save(
     meta: Mapping[str, Any] | None = None,
     keep: int | None = 3,
     step: int | None = None,
-    sync: bool = True,
     protect: Collection[int] = (),
     extra: Mapping[str, Any] | None = None,
     split: bool = False,
@@ -82,7 +81,6 @@ def save(
             keeps all.
         protect: steps of checkpoints that are kept in addition, such as the best ones.
         step: step number in the name of the folder.  None: `state.step` or `state["step"]`.
-        sync: whether to wait until the bytes are on the disk (fsync); without it a power loss may lose the checkpoint.
         extra: other pytrees to save with the state, by name; `load_extra` reads them.
         split: write arrays that are split over several devices with orbax (the extra "sharded" of jfit), by each process its
             parts, so that no host has a whole one.  In a job, the folder is one that all hosts see.
@@ -106,7 +104,7 @@ def save(
     """
     if not is_main() and not split:
         return path_of(directory, _step_of(state) if step is None else int(step))
-    options: Any = {"meta": meta, "keep": keep, "step": step, "sync": sync, "protect": protect, "extra": extra, "split": split}
+    options: Any = {"meta": meta, "keep": keep, "step": step, "protect": protect, "extra": extra, "split": split}
     return write(prepare(directory, state, **options))
 
 
@@ -117,7 +115,6 @@ def prepare(
     meta: Mapping[str, Any] | None = None,
     keep: int | None = 3,
     step: int | None = None,
-    sync: bool = True,
     protect: Collection[int] = (),
     extra: Mapping[str, Any] | None = None,
     split: bool = False,
@@ -138,7 +135,7 @@ def prepare(
         dump_sealed(record)
     except (TypeError, ValueError) as error:
         raise TypeError(f"checkpoint: meta is not JSON-serializable ({error}); pass numbers, strings, lists, dicts.") from error
-    return Prepared(path_of(directory, number), record, trees, keep, protect, sync, parts)
+    return Prepared(path_of(directory, number), record, trees, keep, protect, parts)
 
 
 def restore(path: str | os.PathLike[str], like: State) -> State:
@@ -208,7 +205,7 @@ def load_extra(path: str | os.PathLike[str], name: str, like: State) -> State:
 def resumed(saved: Saved, like: TrainState) -> tuple[TrainState, str]:
     """As `unflatten`, for a run whose rule for the reduction of gradients may differ from that of the run that saved.
 
-    The residuals of "2bit" and "1bit" are 0 if only `like` has them, and dropped if only the checkpoint has them.
+    The residuals of "2bit" are 0 if only `like` has them, and dropped if only the checkpoint has them.
 
     Returns:
         The state, and a sentence about the residuals for a warning, or "".
@@ -218,7 +215,7 @@ def resumed(saved: Saved, like: TrainState) -> tuple[TrainState, str]:
     if (local is None) == (len(rest) == len(arrays)):
         return unflatten(saved, like), ""
     if local is None:
-        problem = "has residuals of reduce='2bit' or '1bit', which this run does not use: they are dropped"
+        problem = "has residuals of reduce='2bit', which this run does not use: they are dropped"
     else:
         problem = "has no residuals for the reduce= of this run: they start at 0"
         like, local = like._replace(local=None), jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), local)
@@ -487,7 +484,7 @@ def _unflatten(folder: Path, arrays: Mapping[str, Any], like: Any) -> Any:
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
         residuals = any(text.startswith("local/") for text in problems)
-        cause = "The arrays local/... are residuals of reduce='2bit' or '1bit', one per device. " if residuals else ""
+        cause = "The arrays local/... are residuals of reduce='2bit', one per device. " if residuals else ""
         raise ValueError(
             printable(f"checkpoint {folder} does not match this run: {'; '.join(problems[:3])}{more}. {cause}")
             + "Restore it with the model, optimizer, reduce= and devices of the run that saved it, or use a new directory."

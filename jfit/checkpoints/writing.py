@@ -34,7 +34,7 @@ class Prepared(NamedTuple):
         path: its folder.
         record: the fields of meta.json without "files".
         trees: pytrees by name, as (arrays by name, names of typed PRNG keys with their implementations); "state" is the state.
-        keep, protect, sync: arguments of `jfit.checkpoint.save`.
+        keep, protect: arguments of `jfit.checkpoint.save`.
         parts: the arrays of the state that orbax writes, by name, on the devices; the others are in `trees`.
     """
 
@@ -43,7 +43,6 @@ class Prepared(NamedTuple):
     trees: dict[str, tuple[dict[str, np.ndarray], dict[str, str]]]
     keep: int | None
     protect: Collection[int]
-    sync: bool
     parts: Mapping[str, Any] = {}
 
     @property
@@ -116,7 +115,7 @@ def _folder_of(prepared: Prepared, is_wanted: Callable[[], bool]) -> Iterator[Pa
             if not is_wanted():
                 raise Abandoned
 
-        with atomic_dir(path, sync=prepared.sync, before_rename=before_rename) as folder:
+        with atomic_dir(path, before_rename=before_rename) as folder:
             yield folder
         if prepared.keep is not None:
             _delete(path, prepared.keep, prepared.protect)

@@ -5,7 +5,6 @@ The position in an epoch is the index of the next batch.  Seed, epoch and positi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,13 +13,13 @@ import numpy as np
 
 from jfit.data.batch import Axes, Batch, check_weights, equal_rows, row_axis
 from jfit.data.valid import unmasked
+from jfit.formats.mxnet_arrays import empty_aligned
 
 # Memory maps of more bytes than this stay on the disk, and their rows are read and converted batch by batch.
 MAPPED_BYTES = 16 << 20
 # Memory maps of more bytes than this are shuffled in blocks of BLOCK_BYTES, mixed in a buffer of BUFFER_BYTES.
 BLOCK_SHUFFLE_BYTES, BLOCK_BYTES, BUFFER_BYTES = 1 << 30, 1 << 20, 64 << 20
 # JAX without x64 converts 64-bit arrays to 32 bits silently; `to_array` checks that the values fit.
-_ALIGNMENT = 64
 _MASK64 = (1 << 64) - 1
 _NARROW = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 
@@ -113,15 +112,6 @@ def _cast(array: np.ndarray, dtype: Any) -> np.ndarray:
     result = empty_aligned(array.shape, dtype)
     np.copyto(result, array, casting="unsafe")
     return result
-
-
-def empty_aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Make an uninitialized array that JAX can use on a CPU device without a copy: its address is a multiple of 64 bytes."""
-    dtype = np.dtype(dtype)
-    size = math.prod(shape) * dtype.itemsize
-    buffer = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % _ALIGNMENT
-    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 def is_mapped(value: Any) -> bool:

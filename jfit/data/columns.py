@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jfit.data.arrays import empty_aligned, to_array
+from jfit.data.arrays import to_array
 from jfit.data.batch import Names, quoted
 from jfit.data.valid import unmasked
+from jfit.formats.mxnet_arrays import empty_aligned
 from jfit.ops.registry import nearest
 
 

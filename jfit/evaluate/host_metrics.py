@@ -8,9 +8,8 @@ dispatch anyway.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -160,21 +159,13 @@ class HostMetrics:
 
     def packed(self) -> dict[str, np.ndarray]:
         """Return the sums of the batches passed to `update` as arrays by name, for a checkpoint in the middle of a pass."""
-        arrays = {}
-        for at, (metric, sums) in enumerate(zip(self.metrics, self._sums, strict=True)):
-            if getattr(metric, "packed", None) is not None:
-                arrays |= dict(zip(self._names(metric, at), metric.packed(sums), strict=False))
-        return arrays
+        return {f"{m.name}/{at}": np.array(sums) for at, (m, sums) in enumerate(zip(self.metrics, self._sums, strict=True))}
 
     def unpack(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Continue with the sums of a result of `packed`; other metrics than those that it has begin anew."""
         for at, metric in enumerate(self.metrics):
-            parts = list(itertools.takewhile(lambda x: x is not None, map(arrays.get, self._names(metric, at))))
-            if parts and getattr(metric, "unpacked", None) is not None:
-                self._sums[at] = metric.unpacked(parts)
-
-    def _names(self, metric: Any, at: int) -> Iterator[str]:
-        return (f"{metric.name}/{at}/{k}" for k in itertools.count())
+            if (sums := arrays.get(f"{metric.name}/{at}")) is not None:
+                self._sums[at] = tuple(sums.tolist())
 
     def snapshot(self) -> int:
         """Return a key with which `values` returns the metrics over the batches pushed so far, once `update` has got these."""

@@ -63,13 +63,12 @@ class FormatError(ValueError):
         return type(self), (self.path, self.where, self.problem, self.remedy)
 
 
-def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[BinaryIO], object], sync: bool = True) -> Path:
+def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[BinaryIO], object]) -> Path:
     """Write a file atomically: a concurrent reader, or a reader after a crash, sees the old content or the new content.
 
     Args:
         path: the file; its folder is created if necessary.
         data: the content (str is encoded as UTF-8), or a function that writes it to a binary file.
-        sync: whether to wait until the bytes are on the disk (fsync); without it a power loss may lose the new content.
 
     Returns:
         pathlib.Path of the file.
@@ -93,8 +92,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[Bin
             else:
                 file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
-            if sync:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -102,8 +100,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[Bin
         raise
     finally:
         _ACTIVE.discard(temporary.name)
-    if sync:
-        _sync_folder(path.parent)
+    _sync_folder(path.parent)
     return path
 
 
@@ -161,15 +158,12 @@ def atomic_path(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Pat
 
 
 @contextmanager
-def atomic_dir(
-    path: str | os.PathLike[str], sync: bool = True, before_rename: Callable[[], object] | None = None
-) -> Iterator[Path]:
+def atomic_dir(path: str | os.PathLike[str], before_rename: Callable[[], object] | None = None) -> Iterator[Path]:
     """Context manager to create or replace a folder atomically, with all its files.
 
     Args:
         path: the folder.  An existing folder is renamed, replaced and deleted at the end; `sweep` restores it if the process
             died in between.
-        sync: whether to wait until the files are on the disk (fsync).
         before_rename: called when the files are complete, before the folder gets its name; after an exception in it, `path` is
             unchanged.
 
@@ -188,13 +182,11 @@ def atomic_dir(
     path = Path(path)
     with _temporary_folder(path) as temporary:
         yield temporary
-        if sync:
-            _sync_tree(temporary)
+        _sync_tree(temporary)
         if before_rename is not None:
             before_rename()
         _swap(temporary, path)
-    if sync:
-        _sync_folder(path.parent)
+    _sync_folder(path.parent)
 
 
 @contextmanager

@@ -178,7 +178,7 @@ class _Source:
         # Python integers, so that a malicious shape cannot overflow.
         count = math.prod(shape) * dtype.itemsize
         self.need(count, f"shape {shape} of {dtype}")
-        array = _empty_aligned(shape, np.dtype(np.uint8) if dtype == np.bool_ else dtype)
+        array = empty_aligned(shape, np.dtype(np.uint8) if dtype == np.bool_ else dtype)
         if count and self.file.readinto(array.reshape(-1).view(np.uint8).data) != count:
             raise self.error("the file ended while an array was being read")
         self.left -= count
@@ -249,14 +249,13 @@ def _read_record(source: _Source) -> Array:
     return sparse
 
 
-def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterable[Any], sync: bool = True) -> Path:
+def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterable[Any]) -> Path:
     """Write arrays to an MXNet array file (.params), atomically.
 
     Args:
         path: the file.
         arrays: dict name -> array, or an iterable of arrays: NumPy, jax.Array, NDArray, SparseArray, or None for a
             missing array.
-        sync: whether to wait until the bytes are on the disk (fsync).
 
     Returns:
         pathlib.Path of the file.
@@ -273,7 +272,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterab
     Source: MXNet 1.9.1, NDArray::Save (facts of the format only).
     """
     prepared = _prepared(arrays)
-    return atomic_write(path, lambda file: _write_list(file, *prepared), sync=sync)
+    return atomic_write(path, lambda file: _write_list(file, *prepared))
 
 
 def dumps(arrays: Mapping[str, Any] | Iterable[Any]) -> bytes:
@@ -405,16 +404,15 @@ def _shape(shape: tuple[int, ...]) -> bytes:
     return struct.pack(f"<i{len(shape)}q", len(shape), *shape)
 
 
-def _empty_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Like np.empty; the address of a large array is a multiple of `ALIGNMENT`, so that JAX on CPU can use it without a copy.
+def empty_aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Like np.empty; the address is a multiple of `ALIGNMENT`, so that JAX on CPU can use the array without a copy.
 
     Example:
-        >>> _empty_aligned((1000, 1000), np.dtype("float32")).ctypes.data % ALIGNMENT
+        >>> empty_aligned((1000, 1000), np.float32).ctypes.data % ALIGNMENT
         0
     """
-    count = math.prod(shape) * dtype.itemsize
-    if count < 4096:
-        return np.empty(shape, dtype)
-    raw = np.empty(count + ALIGNMENT, np.uint8)
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + count].view(dtype).reshape(shape)
+    return raw[start : start + size].view(dtype).reshape(shape)

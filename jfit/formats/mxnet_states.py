@@ -10,6 +10,7 @@ the checksum saved with them matches the states.  (States that are all None, as 
 from __future__ import annotations
 
 import os
+import pickle
 import struct
 import zlib
 from collections.abc import Iterable, Mapping
@@ -236,16 +237,8 @@ def _emit(out: list[bytes], value: Any) -> None:
     """Append the pickle operations (protocol 4) of a value; arrays are written as MXNet's NDArrays, without importing MXNet."""
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or value is True or value is False:
-        out.append({None: b"N", True: b"\x88", False: b"\x89"}[value])
-    elif isinstance(value, int):
-        raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-        out.append(b"\x8a" + bytes([len(raw)]) + raw)
-    elif isinstance(value, float):
-        out.append(b"G" + struct.pack(">d", value))
-    elif isinstance(value, str):
-        raw = value.encode("utf-8", "surrogatepass")
-        out.append(b"X" + struct.pack("<I", len(raw)) + raw)
+    if value is None or type(value) in (bool, int, float, str):
+        out.append(pickle.dumps(value, 3)[2:-1])  # without the begin and the end of a file
     elif isinstance(value, (bytes, bytearray)):
         out.extend((b"\x8e" + struct.pack("<Q", len(value)), bytes(value)))
     elif isinstance(value, Inert):

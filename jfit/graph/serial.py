@@ -329,7 +329,7 @@ def _operator(name: str, attrs: dict[str, str], where: str) -> Op | None:
     try:
         return None if name == "null" else record_for(RENAMED.get(name, name[:200]), attrs)
     except UnknownOperator as error:
-        return _fail(f"{where}, field 'op'", str(error).rstrip("."), "`python -m jfit.ops` lists the supported operators.")
+        return _fail(f"{where}, field 'op'", str(error).rstrip("."), "docs/operators.md lists the supported operators.")
     except ValueError as error:
         return _fail(where, str(error).rstrip("."))
 

@@ -39,7 +39,7 @@ class History:
 
     Example:
         >>> history = History()
-        >>> history.add_epoch(epoch=0, step=10, loss=0.5, accuracy=0.8, val_loss=0.6)
+        >>> history.add("epochs", epoch=0, step=10, loss=0.5, accuracy=0.8, val_loss=0.6)
         >>> history.column("loss")
         [0.5]
     """
@@ -90,62 +90,20 @@ class History:
         rows = self._rows(table)
         return rows[-1].get("step") if rows else None
 
-    def add_epoch(self, **values: Any) -> None:
-        """Append a row to the epoch table.
+    def add(self, table: str, **values: Any) -> None:
+        """Append a row to a table.
 
         Args:
-            **values: column name -> number or array.  Values on a device are copied to the host.  Arrays, such as a confusion
-                matrix, are stored as nested lists; only `column`, `epochs` and `to_json` return them.
+            table: "epochs", "evaluations", "points" or "steps".
+            **values: the row: column name -> value.  NumPy and JAX scalars are stored as Python numbers, arrays as lists.
 
         Example:
             >>> history = History()
-            >>> history.add_epoch(epoch=0, loss=1.0)
-            >>> len(history)
-            1
+            >>> history.add("points", epoch=0, batch=5, loss=1.0)
+            >>> history.points
+            [{'epoch': 0, 'batch': 5, 'loss': 1.0}]
         """
-        self._tables["epochs"].append({name: to_python(value) for name, value in values.items()})
-
-    def add_point(self, **values: Any) -> None:
-        """Append a row to the log-point table.
-
-        Args:
-            **values: column name -> number or array, including `epoch` and `batch` (batches done in the epoch).
-
-        Example:
-            >>> history = History()
-            >>> history.add_point(epoch=0, batch=5, loss=1.0)
-            >>> history.column("batch", "points")
-            [5]
-        """
-        self._tables["points"].append({name: to_python(value) for name, value in values.items()})
-
-    def add_step(self, **values: Any) -> None:
-        """Append a row to the step table.
-
-        Args:
-            **values: column name -> number, including `epoch`, `batch` (batches done in the epoch) and `step` (updates done).
-
-        Example:
-            >>> history = History()
-            >>> history.add_step(epoch=0, batch=1, step=1, loss=1.0)
-            >>> history.column("loss", "steps")
-            [1.0]
-        """
-        self._tables["steps"].append({name: to_python(value) for name, value in values.items()})
-
-    def add_evaluation(self, **values: Any) -> None:
-        """Append a row to the evaluation table.
-
-        Args:
-            **values: column name -> number or array, including `epoch` and `step` (updates done).
-
-        Example:
-            >>> history = History()
-            >>> history.add_evaluation(epoch=0, step=500, val_loss=1.0)
-            >>> history.column("val_loss", "evaluations")
-            [1.0]
-        """
-        self._tables["evaluations"].append({name: to_python(value) for name, value in values.items()})
+        self._rows(table).append({name: to_python(value) for name, value in values.items()})
 
     def drop_epoch(self, epoch: int) -> None:
         """Remove the last row of the epoch table, if it is that of `epoch`: training goes on within this epoch.

@@ -45,7 +45,7 @@ class Evaluations:
             return
         with pace.paused():
             values = self.values(loop)
-            loop.history.add_evaluation(epoch=loop.epoch, step=loop.step, **values)
+            loop.history.add("evaluations", epoch=loop.epoch, step=loop.step, **values)
             loop.events.send("evaluation", values)
 
     def at_end(self, loop: Any, epochs: int, is_last: bool) -> dict[str, Any]:

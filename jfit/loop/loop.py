@@ -7,7 +7,6 @@ of an epoch into dispatches, `Loop` runs them, and calls after each what watches
     `Pace`          waits for an earlier dispatch at every 8th; log points (below)
     `Readings`      values of single steps, host metrics
     `Events`        callbacks
-    `StepProfiler`  a trace of some steps
     `NanPolicy`     losses that are not finite
     `StopFlag`      Ctrl-C, SIGTERM
 
@@ -40,7 +39,6 @@ from jfit.loop.evaluations import Evaluations
 from jfit.loop.events import Events
 from jfit.loop.nonfinite import NanPolicy
 from jfit.loop.pace import Pace, copy_sums
-from jfit.loop.profiling import StepProfiler
 from jfit.loop.readings import Readings
 from jfit.loop.saving import ending_saves, save_after_error, save_now
 from jfit.loop.threads import TrainingThread, compiling_ahead
@@ -61,7 +59,7 @@ class Loop:
 
     Args:
         problem: what is trained, and how: metrics, callbacks, evaluation, and the options of `fit` about recorded steps,
-            evaluated epochs, a profile and losses that are not finite.
+            evaluated epochs and losses that are not finite.
         dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which divides the batches of an epoch into dispatches.
         state: initial state, on the devices; donated by the first dispatch.
         run: `jfit.Run` that callbacks get as `event.run`; its history gets the rows.  Only a weak reference is kept.
@@ -91,7 +89,6 @@ class Loop:
         self.saves = any(callback.saves for callback in self.events.callbacks)
         self.evaluations = None if problem.evaluate is None else Evaluations(problem.evaluate, options.eval_every)
         self._end: tuple[float, float] = 0, 0  # (epochs, steps) at which training ends; inf for that which does not end it
-        self.profiler = None if options.profile is None else StepProfiler(options.profile, options.directory)
         self.history = run.history
         # A weak reference: the run refers to this loop, and a cycle would keep the data on devices until garbage collection.
         self._run: Callable[[], Any] = weakref.ref(run)
@@ -142,9 +139,6 @@ class Loop:
                     self.read_steps()
                 self.events.end_after_error()
                 raise
-            finally:
-                if self.profiler is not None:
-                    self.profiler.close(self.step)  # also after errors and Ctrl-C
             self.ended = not self.interrupted
             self.events.send("fit_end")
             self._save_at_sigterm(flag, first)  # a signal during "fit_end"
@@ -177,16 +171,17 @@ class Loop:
             return self._evaluate_epoch(flag, *self._trained[1:])
         self._begin_epoch()
         pace, stopped = Pace(self), False
-        before, after = self._watchers(pace)
+        within = self.evaluations if self.evaluations is not None and self.evaluations.are_within else None
         with contextlib.closing(self._dispatches()) as dispatches:
             for dispatch in dispatches:
-                for watch in before:
-                    watch(self)
+                if within is not None:
+                    within.before(self, pace)
                 if stopped := self._stopped(flag):  # after an evaluation; in a job, a wait for a batch ends so, too
                     break
                 self._run_dispatch(dispatch, flag)
-                for watch in after:
-                    watch(dispatch)
+                pace.after_dispatch(dispatch)
+                if self.events.has_steps:
+                    self.events.after_dispatch(dispatch)
                 if stopped := self._stopped(flag):
                     break
         if stopped or (flag.in_job and self._stopped(flag)):
@@ -209,18 +204,9 @@ class Loop:
             self.nan.keep(self.run.snapshot(), self.position)  # sync: once per epoch, for the policies that go back
         self.events.send("epoch_start")
 
-    def _watchers(self, pace: Pace) -> tuple[list[Callable[[Loop], None]], list[Callable[[Dispatch], None]]]:
-        """Return the functions to call before and after each dispatch; those that this run does not need are left out."""
-        before, after, profiler, evaluations = [], [pace.after_dispatch], self.profiler, self.evaluations
-        if evaluations is not None and evaluations.are_within:
-            before = [lambda loop: evaluations.before(loop, pace)]
-        if profiler is not None:
-            before, after = [*before, profiler.before], [lambda _: profiler.after(self), *after]
-        return before, after + ([self.events.after_dispatch] if self.events.has_steps else [])
-
     def _dispatches(self) -> Generator[Dispatch]:
         """Yield the dispatches of the rest of the epoch, or of training if it ends before."""
-        gaps = [watch.gap for watch in (self.events, self.evaluations, self.profiler) if watch is not None]
+        gaps = [watch.gap for watch in (self.events, self.evaluations) if watch is not None]
         most = lambda step: min(self._end[1] - step, *(gap(step) for gap in gaps))  # noqa: E731
         prepare = lambda programs: self._compile_ahead(self.state, programs)  # noqa: E731
         left = None if math.isinf(self._end[1]) else int(self._end[1]) - self.step
@@ -267,8 +253,8 @@ class Loop:
         end, flag.critical = self.position, True
         is_new = self.history.last_step("evaluations") != self.step  # not that of an end of training at the end of a stream
         if values and is_new:
-            self.history.add_evaluation(epoch=self.epoch, step=self.step, **values)
-        self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
+            self.history.add("evaluations", epoch=self.epoch, step=self.step, **values)
+        self.history.add("epochs", epoch=self.epoch, step=self.step, **logs)
         # The position is set before the callbacks, so that a run resumed from their checkpoint begins the next epoch.
         self.epoch, self.batch = epochs, 0 if epochs > self.epoch else self.batch
         flag.critical = False

@@ -105,7 +105,7 @@ class Pace:
         # programs that need all processes, reacts at the end of the epoch.
         if totals.first_bad_step >= 0 and (num_processes() == 1 or loop.nan.name == "warn"):
             loop.nan.report(loop, int(totals.first_bad_step))
-        loop.history.add_point(**point.position, **logs)
+        loop.history.add("points", **point.position, **logs)
         loop.events.send("log", logs, **point.position)
 
 

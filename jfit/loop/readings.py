@@ -88,7 +88,7 @@ class Readings:
     def _record(self, rows: Sequence[StepRow], history: History, events: Events) -> None:
         for row in rows:
             if self._log_every is not None and row.position["step"] % self._log_every == 0:
-                history.add_step(**row.position, **row.logs)
+                history.add("steps", **row.position, **row.logs)
         self._unsent.extend(rows if self._receivers else ())
         if self._sending:  # a callback saves a checkpoint: its own event is sent first, then those of later steps
             return

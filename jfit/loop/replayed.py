@@ -6,15 +6,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from jfit.graph.drawing import aligned
-from jfit.history.plots import new_axes, save_figure
 
 ROWS_SHOWN = 3  # of the rows that are not finite
 SOURCE_SHOWN = 80  # characters of a line of code in the table
-_PLOTTED = 40  # nodes and parameters of a plot
 
 
 @dataclass(frozen=True)
@@ -238,48 +235,8 @@ class Replay:
             row[2] += f" + {p.gradient_nonfinite} non-finite" if p.gradient_nonfinite else ""
         return "\n".join([*lines, "", *aligned([head, *rows])])
 
-    def plot(self, path: str | Path | None = None) -> Any:
-        """Plot ranges and means of the nodes, gradient norms of nodes and parameters, and update-to-weight ratios.
 
-        Nodes that are not finite are red.  Of more than 40 nodes, those around the first bad one, or the last ones, are drawn.
-
-        Args:
-            path: image file to write.  Default: no file.
-
-        Returns:
-            The matplotlib figure.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-
-        Example:
-            >>> figure = run.replay(step=7).plot("step7.png")  # doctest: +SKIP
-        """
-        figure, axes = new_axes("replay", 3, path, None)
-        nodes, params = self._plotted(), self.parameters[:_PLOTTED]
-        figure.set_size_inches(14, max(3.4, 0.22 * max(len(nodes), len(params))))
-        names, bad = [node.name for node in nodes], [node.gradient_nonfinite > 0 for node in nodes]
-        widths, left = [node.maximum - node.minimum for node in nodes], [node.minimum for node in nodes]
-        _bars(axes[0], "minimum, mean and maximum", names, widths, [node.nonfinite > 0 for node in nodes], left)
-        axes[0].set_xscale("symlog", linthresh=1e-3)
-        for y, node in enumerate(nodes):
-            mean, marker = (node.mean, "o") if math.isfinite(node.mean) else (0.0, "x")
-            axes[0].plot([mean], [y], marker=marker, markersize=3, color="C3" if node.nonfinite else "C0")
-        _bars(axes[1], "gradient norm of nodes", names, [node.gradient_norm or 0.0 for node in nodes], bad)
-        bad = [p.gradient_nonfinite > 0 for p in params]
-        _bars(axes[2], "update / weight of parameters", [p.name for p in params], [p.ratio for p in params], bad)
-        save_figure(figure, path)
-        return figure
-
-    def _plotted(self) -> list[NodeValues]:
-        nodes = [node for node in self.nodes if node.kind in ("node", "loss")]
-        names = [node.name for node in nodes]
-        bad = self.first_bad.node.name if self.first_bad is not None else ""
-        last = min(names.index(bad) + _PLOTTED // 2, len(nodes)) if bad in names else len(nodes)
-        return nodes[max(last - _PLOTTED, 0) : max(last, _PLOTTED)]
-
-
-# ------------------------------------------------------------------------------------------------ text and plots
+# ------------------------------------------------------------------------------------------------ text
 def _counted(nans: int, infinities: int) -> str:
     return " and ".join([f"{nans} nan"] * (nans > 0) + [f"{infinities} infinite"] * (infinities > 0)) or "0"
 
@@ -297,17 +254,6 @@ def _node_row(node: NodeValues, where: bool) -> list[str]:
     row = [node.name, node.operator or node.kind, *values, f"{node.zeros:.0%}", str(node.nonfinite or ""), gradient]
     source = node.source if len(node.source) <= SOURCE_SHOWN else f"{node.source[: SOURCE_SHOWN - 3]}..."
     return [*row, *([source] * where)]
-
-
-def _bars(axis: Any, title: str, names: Sequence[str], widths: Sequence[float], bad: Sequence[bool], left: Any = None) -> None:
-    axis.set_title(title)
-    widths = [x if math.isfinite(x) else 0.0 for x in widths]
-    axis.barh(range(len(widths)), widths, left=left, color=["C3" if is_bad else "C0" for is_bad in bad], alpha=0.5)
-    if any(widths):
-        axis.set_xscale("log")
-    axis.set_yticks(range(len(names)), [name if len(name) <= 30 else f"...{name[-27:]}" for name in names], fontsize=7)
-    axis.invert_yaxis()
-    axis.grid(alpha=0.3)
 
 
 # ------------------------------------------------------------------------------------------------ the first bad node

@@ -17,7 +17,7 @@ class OutputMetric(NamedTuple):
 
     Attributes:
         output: name of the output, as in `Model.outputs`.
-        metric: a `Metric`, `HostMetric` or `ExactRocAuc`.
+        metric: a `Metric` or `HostMetric`.
         at: index of the output among those that metrics are computed for; None until the model is known.
 
     Example:
@@ -63,9 +63,6 @@ class OutputMetric(NamedTuple):
         if not self.host:
             return self.metric.update(sums, *batch)
         return self.metric.update(sums, *(None if arrays is None else self._one(arrays) for arrays in batch))
-
-    packed = property(attrgetter("metric.packed"), doc="As `HostMetric.packed`, if the metric runs on the host.")
-    unpacked = property(attrgetter("metric.unpacked"), doc="As `HostMetric.unpacked`, if the metric runs on the host.")
 
     def compute(self, sums: Any) -> dict[str, Any]:
         """The values by name."""

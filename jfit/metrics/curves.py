@@ -1,9 +1,8 @@
-"""The area under the ROC curve: from histograms of the scores on the devices, or exactly on the host."""
+"""The area under the ROC curve, from histograms of the scores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ from jax import Array
 
 from jfit.checks import one_of
 from jfit.metrics.confusion import count_each, counts
-from jfit.metrics.core import like, needs_size, pairs, xp
+from jfit.metrics.core import Metric, like, needs_size, xp
 from jfit.metrics.targets import for_scores
 from jfit.programs import made
 
@@ -21,13 +20,13 @@ EDGE = 16.0  # bins cover logits from -16 to 16; the logit of the largest float3
 @made
 def roc_auc(
     num_classes: int | None = None,
-    bins: int | None = 4096,
+    bins: int = 4096,
     average: str | None = "macro",
     logits: bool | None = None,
     bound: bool = False,
     name: str = "roc_auc",
     weighted: bool = False,
-) -> Any:
+) -> Metric:
     """Area under the ROC curve: P(a row of the class scores higher than another row) + P(equal scores) / 2.
 
     Two classes have one curve, that of class 1; more classes have one curve each, against all others (one-vs-rest).  Scores are
@@ -37,7 +36,7 @@ def roc_auc(
 
     Args:
         num_classes: number of classes; None takes it from the output shape.
-        bins: number of bins.  None computes the exact value on the host by sorting all scores (8 bytes of memory per score).
+        bins: number of bins.  For the exact value, pass `run.predict(x)` to scikit-learn's `roc_auc_score`.
         average: "macro": mean over the classes (those with a value); None: array with the value of each class.
         logits: whether the outputs are logits instead of probabilities (for two columns, their difference is used); None:
             probabilities, and for a model of a function what its loss says.
@@ -46,7 +45,7 @@ def roc_auc(
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
 
     Returns:
-        A `Metric`, or an `ExactRocAuc` if bins is None.  The value is NaN if all rows are of one kind or a score is NaN.
+        A `Metric`.  The value is NaN if all rows are of one kind or a score is NaN.
 
     Raises:
         ValueError: unknown average, or fewer than 2 bins.
@@ -66,10 +65,8 @@ def roc_auc(
         make = lambda logits: roc_auc(num_classes, bins, average, logits, bound, name, weighted)  # noqa: E731
         return for_scores(make, name, targets, logits)
 
-    if bins is None:
-        return ExactRocAuc(name, average, bool(logits), weighted, fitted=fitted)
     if bins < 2:
-        raise ValueError(f"metric roc_auc: bins is {bins!r}; it must be a whole number from 2, or None for the exact value.")
+        raise ValueError(f"metric roc_auc: bins is {bins!r}; it must be a whole number from 2.")
     if num_classes is None:
         make = lambda classes: roc_auc(classes, bins, average, logits, bound, name, weighted)  # noqa: E731
         return needs_size(name, make)._replace(fitted=fitted)
@@ -77,7 +74,7 @@ def roc_auc(
     shape = (2, curves, bins + 1)  # positives, negatives; the last bin counts NaN scores
 
     def pair(label: Array, output: Array, rows: Array | None) -> Array:
-        score, true = _curves(jnp, name, curves, label, output, bool(logits))
+        score, true = _curves(name, curves, label, output, bool(logits))
         each = count_each(true, output, rows)
         place = jnp.clip((score + EDGE) * (bins / (2 * EDGE)), 0, bins - 1)
         place = jnp.where(jnp.isnan(score), bins, place.astype(jnp.int32))  # (rows, curves)
@@ -128,105 +125,30 @@ def _averaged(values: Any, average: str | None) -> Any:
     return lib.where(there.any(), lib.where(there, values, 0.0).sum() / lib.maximum(there.sum(), 1), np.nan)
 
 
-def _curves(lib: Any, name: str, curves: int, label: Any, output: Any, logits: bool) -> tuple[Any, Any]:
+def _curves(name: str, curves: int, label: Any, output: Any, logits: bool) -> tuple[Any, Any]:
     """Return (scores, whether the row belongs to the class), both of shape (rows, curves).
 
     Args:
-        lib: numpy or jax.numpy.
         name: name of the metric, for error messages.
         curves: number of curves: 1 for two classes, else the number of classes.
         label: class indices.
         output: outputs of the model.
-        logits: whether the outputs are logits; with jax.numpy, probabilities are converted to logits.
+        logits: whether the outputs are logits; probabilities are converted to logits.
     """
     wide = output.ndim == 2 and output.shape[1] > 1
     if output.ndim > 2 or (wide and output.shape[1] != max(curves, 2)):
         expected = f"(rows, {curves})" if curves > 1 else "(rows, 2) or (rows,)"
         raise ValueError(f"metric {name}: the output has shape {output.shape}, expected {expected}.")
-    output = output.astype(lib.float32)
+    output = output.astype(jnp.float32)
     if curves > 1:
         score = output
     elif wide:
         score = output[:, 1:] - output[:, :1] if logits else output[:, 1:]
     else:
         score = output.reshape(-1, 1)
-    true = like(name, label, score.shape[:1]).astype(lib.int32)[:, None]
-    true = true == (lib.arange(curves)[None] if curves > 1 else 1)
-    if not logits and lib is jnp:
+    true = like(name, label, score.shape[:1]).astype(jnp.int32)[:, None]
+    true = true == (jnp.arange(curves)[None] if curves > 1 else 1)
+    if not logits:
         score = jnp.clip(score, 0.0, 1.0)
         score = jnp.log(score) - jnp.log1p(-score)
     return score, true
-
-
-class ExactRocAuc(NamedTuple):
-    """The exact area under the ROC curve: stores all scores on the host and sorts them in `compute`.
-
-    Attributes:
-        name: name of the value in logs and results.
-        average, logits, weighted: as for `roc_auc`.
-        host: True: runs on the host, on numpy arrays.
-        fitted: as for `Metric`.
-        arrays: `(labels, outputs, weights) -> (labels, outputs, weights)`, applied to every batch first; None: unchanged.
-
-    Example:
-        >>> metric = ExactRocAuc()
-        >>> sums = metric.update(metric.init(), [np.array([0, 0, 1, 1])], [np.array([0.1, 0.4, 0.35, 0.8])])
-        >>> float(metric.compute(sums)["roc_auc"])
-        0.75
-
-    Source: as for `roc_auc`.
-    """
-
-    name: str = "roc_auc"
-    average: str | None = "macro"
-    logits: bool = False
-    weighted: bool = False
-    host: bool = True
-    fitted: Any = None
-    arrays: Any = None
-
-    def init(self) -> Any:
-        """Return the state before the first batch, None."""
-        return None
-
-    def update(self, sums: Any, labels: Sequence[Any], outputs: Sequence[Any], weights: Any = None) -> Any:
-        """Append one batch, without padding rows: a linked list of (previous, scores, whether of the class, weights)."""
-        if self.arrays is not None:
-            labels, outputs, weights = self.arrays(labels, outputs, weights)
-        for at, (label, output, _) in enumerate(pairs(self.name, labels, outputs, None)):
-            label, output = np.asarray(label), np.asarray(output)
-            curves = output.shape[1] if output.ndim == 2 and output.shape[1] > 2 else 1
-            score, true = _curves(np, self.name, curves, label, output, self.logits)
-            weight = None if weights is None or weights[at] is None else np.asarray(weights[at], np.float64)
-            if weight is None or not self.weighted:
-                weight = np.ones(len(score)) if weight is None else (weight > 0) * 1.0  # 0: ignored labels
-            sums = (sums, score, true, weight)
-        return sums
-
-    def compute(self, sums: Any) -> dict[str, Any]:
-        """Return {name: area under the curve, or array of areas with average=None}; NaN without batches."""
-        if sums is None:
-            return {self.name: np.float64(np.nan)}
-        score, true, weight = self.packed(sums)
-        areas = [_exact_area(score[:, k], true[:, k], weight) for k in range(score.shape[1])]
-        return {self.name: _averaged(np.array(areas), self.average)}
-
-    def packed(self, sums: Any) -> tuple[np.ndarray, ...]:
-        """Return scores, classes and weights of all batches as arrays, the newest batch first; for a checkpoint too."""
-        batches = []
-        while sums is not None:
-            batches.append(sums[1:])
-            sums = sums[0]
-        return tuple(np.concatenate(x) for x in zip(*batches, strict=True))
-
-    def unpacked(self, arrays: Sequence[np.ndarray]) -> Any:
-        """Return the state of a result of `packed`."""
-        return (None, *arrays) if arrays else None
-
-
-def _exact_area(score: np.ndarray, true: np.ndarray, weight: np.ndarray) -> float:
-    if np.isnan(score).any():
-        return float("nan")
-    values, place = np.unique(score, return_inverse=True)
-    counts = [np.bincount(place, weight * kind, len(values) + 1)[None] for kind in (true, ~true)]
-    return float(area_under(*counts)[0][0])

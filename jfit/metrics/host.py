@@ -69,12 +69,3 @@ class HostMetric(NamedTuple):
     def compute(self, sums: tuple[float, float]) -> dict[str, float]:
         """Return {name: sum / count}, NaN without batches."""
         return {self.name: sums[0] / sums[1] if sums[1] else float("nan")}
-
-    def packed(self, sums: tuple[float, float]) -> tuple[np.ndarray, ...]:
-        """Return (sum, count) as arrays, for a checkpoint."""
-        return (np.array(sums, np.float64),)
-
-    def unpacked(self, arrays: Sequence[np.ndarray]) -> tuple[float, float]:
-        """Return (sum, count) of a result of `packed`."""
-        total, count = arrays[0].tolist()
-        return total, count

@@ -12,7 +12,7 @@ from jfit.metrics.by_output import OutputMetric
 from jfit.metrics.classes import accuracy, f1, mcc, top_k_accuracy
 from jfit.metrics.confusion import confusion_matrix, pcc, precision, recall
 from jfit.metrics.core import Metric
-from jfit.metrics.curves import ExactRocAuc, roc_auc
+from jfit.metrics.curves import roc_auc
 from jfit.metrics.host import HostMetric
 from jfit.metrics.likelihood import cross_entropy, loss, nll_loss, perplexity
 from jfit.metrics.regression import mae, mse, pearsonr, rmse
@@ -93,7 +93,7 @@ def create(name: str, **params: Any) -> Any:
             weights, like scikit-learn's sample_weight; otherwise all rows with a weight above 0 count equally).
 
     Returns:
-        A `Metric`, or an `ExactRocAuc` for roc_auc with bins=None.
+        A `Metric`.
 
     Raises:
         ValueError: unknown name or parameter.
@@ -141,7 +141,7 @@ def get(spec: Any, **params: Any) -> tuple[Any, ...]:
     """
     if spec is None:
         return ()
-    if isinstance(spec, Metric | HostMetric | ExactRocAuc | OutputMetric):
+    if isinstance(spec, Metric | HostMetric | OutputMetric):
         return (spec,)
     if isinstance(spec, Mapping):
         return tuple(OutputMetric(str(name), m) for name, each in spec.items() for m in get(each, **params))

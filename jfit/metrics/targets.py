@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.lowering.loss_kinds import LossKind, are_classes, are_elements
-from jfit.metrics.core import Metric, wide, xp
+from jfit.metrics.core import Metric, wide
 from jfit.programs import Made, made
 
 FORMS = {
@@ -154,8 +154,6 @@ def for_classes(metric: Any, targets: Sequence[Target], from_logits: bool | None
 
 def canonical(metric: Any, targets: Sequence[Target], arrays: Callable[..., Any]) -> Any:
     """Return the metric with `arrays(target, label, output, weight) -> (label, output, weight)` applied to its arguments."""
-    if metric.host:
-        return metric._replace(arrays=lambda *each: _converted(arrays, targets, *each), fitted=None)
     if metric.sized is not None:
         shapes = [_flat_shapes(t) for t in targets]
         metric = made(metric.sized)([label for label, _ in shapes], [output for _, output in shapes])
@@ -181,47 +179,44 @@ def _flat_shapes(target: Target) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _class_arrays(target: Target, label: Any, output: Any, weight: Any) -> tuple[Any, Any, Any]:
     """Label (n,), scores (n, classes) or predictions 0 or 1 (n,), and weights (n,) or None."""
-    lib = xp(output)
     if target.form in ("classes", "one-hot"):
         label, weight = counted_labels(target, label, output.shape[:-1], weight)
         return label, output.reshape(-1, output.shape[-1]), weight
     each = spread_rows(weight, output.shape)
     if target.form == "same":
-        label, each = _without_ignored(target, label.reshape(-1).astype(lib.int32), each)
+        label, each = _without_ignored(target, label.reshape(-1).astype(jnp.int32), each)
         return label, output.reshape(-1), each
     label, each = _without_ignored(target, label.reshape(-1), each)
     positive = output.reshape(-1) > (0.0 if target.scores == "logits" else 0.5)
-    return (label > 0.5).astype(lib.int32), positive.astype(lib.float32), each
+    return (label > 0.5).astype(jnp.int32), positive.astype(jnp.float32), each
 
 
 def counted_labels(target: Target, label: Any, shape: tuple[int, ...], weight: Any) -> tuple[Any, Any]:
     """Class indices (n,) and weights (n,) or None, 0 for ignored labels; `shape` is that of the output without classes."""
-    lib = xp(label)
     if target.form == "one-hot":
         weight = spread_rows(weight, shape)
         counts = label.sum(axis=-1).reshape(-1) > 0  # the one-hot label of an ignored class is 0, and so is its loss
-        weight = counts.astype(lib.float32) if weight is None else lib.where(counts, weight, 0)
-        return lib.argmax(label, axis=-1).reshape(-1), weight
-    return _without_ignored(target, label.reshape(-1).astype(lib.int32), spread_rows(weight, shape))
+        weight = counts.astype(jnp.float32) if weight is None else jnp.where(counts, weight, 0)
+        return jnp.argmax(label, axis=-1).reshape(-1), weight
+    return _without_ignored(target, label.reshape(-1).astype(jnp.int32), spread_rows(weight, shape))
 
 
 def _without_ignored(target: Target, label: Any, weight: Any) -> tuple[Any, Any]:
     """Labels with ignored ones replaced by 0, and weights that are 0 there; both (n,)."""
     if not target.ignored:
         return label, weight
-    lib = xp(label)
-    counts = lib.ones(label.shape, bool)
+    counts = jnp.ones(label.shape, bool)
     for value in target.ignored:
         counts = counts & (label != value)
-    weight = counts.astype(lib.float32) if weight is None else lib.where(counts, weight, 0)
-    return lib.where(counts, label, 0), weight
+    weight = counts.astype(jnp.float32) if weight is None else jnp.where(counts, weight, 0)
+    return jnp.where(counts, label, 0), weight
 
 
 def spread_rows(weight: Any, shape: tuple[int, ...]) -> Any:
     """Repeat weights of rows, or of the first axes of `shape`, for each element of an array of that shape: (n,), or None."""
     if weight is None:
         return None
-    return xp(weight).broadcast_to(weight.reshape(*weight.shape, *(1,) * (len(shape) - weight.ndim)), shape).reshape(-1)
+    return jnp.broadcast_to(weight.reshape(*weight.shape, *(1,) * (len(shape) - weight.ndim)), shape).reshape(-1)
 
 
 def _with_scores(target: Target, from_logits: bool | None) -> Target:
@@ -339,11 +334,10 @@ def _score_arrays(target: Target, label: Any, output: Any, weight: Any) -> tuple
     output = output.reshape(-1, output.shape[-1])
     if target.scores != "logits" or output.shape[-1] == 2:
         return label, output, weight
-    lib = xp(output)
     # log(p / (1 - p)) of each class, p = softmax(output): comparing logits of different rows would ignore the other classes
     shifted = output - output.max(axis=-1, keepdims=True)
-    log_p = shifted - lib.log(lib.exp(shifted).sum(axis=-1, keepdims=True))
-    return label, log_p - lib.log(-lib.expm1(lib.minimum(log_p, -1e-37))), weight
+    log_p = shifted - jnp.log(jnp.exp(shifted).sum(axis=-1, keepdims=True))
+    return label, log_p - jnp.log(-jnp.expm1(jnp.minimum(log_p, -1e-37))), weight
 
 
 # ------------------------------------------------------------------------------------------------ eval_metric="auto"

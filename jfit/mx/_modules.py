@@ -58,7 +58,6 @@ TABLE: dict[str, str | dict[str, str]] = {
     "contrib.text": {"": "*"},
     "contrib.svrg_optimization": {"": "*"},
     "contrib.svrg_optimization.svrg_module": {_ARRAYS: "SVRGModule"},
-    "contrib.svrg_optimization.svrg_optimizer": {"mxnet.optimizer.svrg": "_AssignmentOptimizer _SVRGOptimizer"},
     "engine": {"mxnet.runtime": "bulk set_bulk_size"},
     "error": {"mxnet.errors": "InternalError MXNetError"},
     "executor_manager": {"mxnet.module.exec_group": "_split_input_slice"},

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any, ClassVar
 
 import jax
 
 from jfit.mxnet.job import emulate_devices
-from jfit.mxnet.mutable import is_tracer
 from jfit.parallel import contexts
 
 __all__ = ["Context", "cpu", "cpu_pinned", "current_context", "gpu", "num_gpus", "tpu"]
-
-_local = threading.local()
 _KINDS = {"cpu_pinned": "cpu", "cpu_shared": "cpu"}  # MXNet's CPU memory kinds; jfit does not distinguish them
+_local = threading.local()
 
 
 class _DefaultContext(type(contexts.Context)):
@@ -96,7 +95,7 @@ class Context(contexts.Context, metaclass=_DefaultContext):
 
 def _stack() -> list[Context]:
     """Return the contexts of this thread: the default, then those of all `with ctx:` blocks that are open."""
-    return _local.__dict__.setdefault("stack", [Context("cpu", 0)])
+    return vars(_local).get("stack") or vars(_local).setdefault("stack", [Context("cpu", 0)])
 
 
 def set_default(ctx: Context) -> None:
@@ -215,9 +214,15 @@ def context_of(array: Any) -> Context:
         >>> context_of(jnp.ones(2)).device_type in ("cpu", "gpu", "tpu")
         True
     """
-    if not isinstance(array, jax.Array) or is_tracer(array):
+    try:
+        device, *others = array.devices()
+    except (AttributeError, TypeError):
         return current_context()
-    device = min(array.devices(), key=lambda d: d.id)
+    return _context(min((device, *others), key=lambda d: d.id) if others else device)
+
+
+@functools.cache
+def _context(device: Any) -> Context:
     kind = "gpu" if device.platform in ("gpu", "cuda", "rocm") else device.platform
     return Context(kind, jax.local_devices(backend=device.platform).index(device))
 

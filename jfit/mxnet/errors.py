@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -109,9 +108,8 @@ class NotSupportedForSparseNDArray(MXNetError, TypeError):
     """An operation that dense arrays support and sparse ones do not."""
 
 
-@contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """Context manager that re-raises jfit's graph, operator and file errors as MXNetError with the same message.
+class translated(contextlib.ContextDecorator):
+    """Context manager, or decorator, that re-raises jfit's graph, operator and file errors as MXNetError with the same message.
 
     Raises:
         MXNetError: a GraphError, UnknownOperator, FormatError (then a DamagedFile) or FileNotFoundError (then a MissingFile)
@@ -124,13 +122,20 @@ def translated() -> Iterator[None]:
         ...
         jfit.mxnet.errors.MXNetError: fc1: shapes (2,) and (3,) meet
     """
-    try:
-        with explained():
-            yield
-    except FormatError as error:  # before GraphError: a damaged graph file raises a subclass of both
-        raise DamagedFile(error.path, error.where, error.problem, error.remedy) from error
-    except (GraphError, UnknownOperator) as error:
-        raise MXNetError(str(error)) from error
-    except FileNotFoundError as error:
-        args = error.args if error.errno is None else (error.errno, error.strerror, error.filename)
-        raise MissingFile(*args) from error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            return
+        try:
+            with explained():
+                raise error
+        except FormatError as error:  # before GraphError: a damaged graph file raises a subclass of both
+            raise DamagedFile(error.path, error.where, error.problem, error.remedy) from error
+        except (GraphError, UnknownOperator) as error:
+            raise MXNetError(str(error)) from error
+        except FileNotFoundError as error:
+            args = error.args if error.errno is None else (error.errno, error.strerror, error.filename)
+            raise MissingFile(*args) from error

@@ -18,19 +18,13 @@ PAIRS: dict[str, tuple[str, str, str]] = {
     "modulo": ("broadcast_mod", "_mod_scalar", "_rmod_scalar"),
     "power": ("broadcast_power", "_power_scalar", "_rpower_scalar"),
     "pow": ("broadcast_power", "_power_scalar", "_rpower_scalar"),
-    "maximum": ("broadcast_maximum", "_maximum_scalar", "_maximum_scalar"),
-    "minimum": ("broadcast_minimum", "_minimum_scalar", "_minimum_scalar"),
-    "hypot": ("broadcast_hypot", "_hypot_scalar", "_hypot_scalar"),
-    "equal": ("broadcast_equal", "_equal_scalar", "_equal_scalar"),
-    "not_equal": ("broadcast_not_equal", "_not_equal_scalar", "_not_equal_scalar"),
     "greater": ("broadcast_greater", "_greater_scalar", "_lesser_scalar"),
     "greater_equal": ("broadcast_greater_equal", "_greater_equal_scalar", "_lesser_equal_scalar"),
     "lesser": ("broadcast_lesser", "_lesser_scalar", "_greater_scalar"),
     "lesser_equal": ("broadcast_lesser_equal", "_lesser_equal_scalar", "_greater_equal_scalar"),
-    "logical_and": ("broadcast_logical_and", "_logical_and_scalar", "_logical_and_scalar"),
-    "logical_or": ("broadcast_logical_or", "_logical_or_scalar", "_logical_or_scalar"),
-    "logical_xor": ("broadcast_logical_xor", "_logical_xor_scalar", "_logical_xor_scalar"),
 }
+_SYMMETRIC = "equal hypot logical_and logical_or logical_xor maximum minimum not_equal"
+PAIRS |= {name: (f"broadcast_{name}", f"_{name}_scalar", f"_{name}_scalar") for name in _SYMMETRIC.split()}
 
 
 def split_attributes(indices_or_sections: Any) -> dict[str, Any]:

@@ -220,7 +220,7 @@ def multinomial(data: Any, shape: Any = None, get_prob: bool = False, out: Any =
         [1, 1, 1]
     """
     dtype_name = np.dtype(dtype).name
-    return function("_sample_multinomial")(data, shape=_sizes(shape), get_prob=get_prob, dtype=dtype_name, out=out)
+    return function("_sample_multinomial")(data, shape=sizes(shape), get_prob=get_prob, dtype=dtype_name, out=out)
 
 
 def randint(low: int, high: int, shape: Any = None, dtype: Any = "int32", ctx: Any = None, out: Any = None) -> NDArray:
@@ -266,11 +266,11 @@ def _sample(distribution: str, parameters: Mapping[str, Any], shape: Any, dtype:
     dtype_name = None if dtype is None else np.dtype(dtype).name
     are_arrays = {is_array(v) if not isinstance(v, numbers.Number) else False for v in parameters.values()}
     if are_arrays == {True}:
-        return function(f"_sample_{distribution}")(*parameters.values(), shape=_sizes(shape), dtype=dtype_name, out=out)
+        return function(f"_sample_{distribution}")(*parameters.values(), shape=sizes(shape), dtype=dtype_name, out=out)
     if are_arrays != {False} or not all(isinstance(v, numbers.Number) for v in parameters.values()):
         types = {k: type(v).__name__ for k, v in parameters.items()}
         raise ValueError(f"random.{distribution}: the parameters are {types}, expected only numbers or only NDArrays")
-    size = out.shape if out is not None and shape is None else _sizes(shape) or (1,) if shape is None else _sizes(shape)
+    size = out.shape if out is not None and shape is None else sizes(shape) or (1,) if shape is None else sizes(shape)
     samples = function(f"_random_{distribution}")(shape=size, dtype=dtype_name, **parameters)
     if out is not None:
         out[:] = samples
@@ -278,7 +278,7 @@ def _sample(distribution: str, parameters: Mapping[str, Any], shape: Any, dtype:
     return array(samples, ctx, np.float32 if dtype is None else dtype)
 
 
-def _sizes(shape: Any) -> tuple[int, ...]:
+def sizes(shape: Any) -> tuple[int, ...]:
     """Convert a shape to a tuple of ints: int -> (int,), sequence -> tuple, None -> ()."""
     return () if shape is None else (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(map(int, shape))
 

@@ -236,11 +236,6 @@ def unpack_img(s: bytes, iscolor: int = -1) -> tuple[Any, np.ndarray]:
         (2, 3)
     """
     header, content = unpack(s)
-    mode = {1: "RGB", 0: "L"}.get(iscolor)
-    array = decode(content, mode)
-    if array.ndim == 3:
-        if array.shape[2] == 1:
-            return header, array[..., 0]
-        order = (2, 1, 0, 3)[: array.shape[2]]
-        return header, np.ascontiguousarray(array[..., order])
-    return header, array
+    array = decode(content, {1: "RGB", 0: "L"}.get(iscolor))
+    order = (2, 1, 0, 3)[: array.shape[2]]
+    return header, array[..., 0] if len(order) == 1 else np.ascontiguousarray(array[..., order])

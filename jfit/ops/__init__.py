@@ -1,4 +1,4 @@
-"""The operators of jfit; each is described by a registered `Op`.  `python -m jfit.ops` prints a table of all of them."""
+"""The operators of jfit; each is described by a registered `Op`.  docs/operators.md is the table of all of them."""
 
 import importlib as _importlib
 

@@ -275,7 +275,7 @@ def lookup(name: str) -> Op:
         if reason is not None:
             raise OutOfScope(f"operator {name!r} of MXNet is out of scope: {reason}.") from None
         near = nearest(name, ALIASES)
-        hint = f"the nearest names are {near}" if near else "python -m jfit.ops lists all operators"
+        hint = f"the nearest names are {near}" if near else "see dir(jfit.sym)"
         raise UnknownOperator(f"unknown operator {name!r}: {hint}.") from None
 
 

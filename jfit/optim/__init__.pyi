@@ -1,9 +1,7 @@
 """The public names of this package: type checkers read them here, and so does `jfit.lazy.stub`."""
 
 from jfit.optim.averaging import EmaState as EmaState, ema as ema, ema_params as ema_params
-from jfit.optim.core import (
-    OptState as OptState, Optimizer as Optimizer, apply_updates as apply_updates, set_multipliers as set_multipliers,
-)
+from jfit.optim.core import OptState as OptState, Optimizer as Optimizer, apply_updates as apply_updates
 from jfit.optim.registry import OPTIMIZERS as OPTIMIZERS, get as get, injected_rate as injected_rate, register as register
 from jfit.optim.rows import SparseRows as SparseRows
 from jfit.optim.rules import (
@@ -16,7 +14,4 @@ from jfit.optim.schedules import (
     constant as constant, cosine as cosine, epochs as epochs, factor as factor, fraction as fraction,
     multifactor as multifactor, one_cycle as one_cycle, poly as poly, run_schedule as run_schedule,
     warmup_linear as warmup_linear,
-)
-from jfit.optim.svrg import (
-    SvrgState as SvrgState, svrg as svrg, svrg_snapshot as svrg_snapshot, variance_reduced as variance_reduced,
 )

@@ -400,31 +400,6 @@ def rounded(w: Array, master: Array, delta: Array) -> tuple[Array, Array]:
     return jnp.where(new == old, 0.0, new - old), master
 
 
-def set_multipliers(state: OptState, params: Any, lr_mult: Multiplier = None, wd_mult: Multiplier | str = "mxnet") -> OptState:
-    """Replace the multipliers in an optimizer state.
-
-    If the state has multipliers already, its pytree structure stays the same and compiled steps are not compiled again.
-
-    Args:
-        state: state of a jfit optimizer.
-        params: the parameters that the state belongs to.
-        lr_mult: learning rate multipliers, dict by parameter name, function of the name, or None for 1.
-        wd_mult: weight decay multipliers, likewise; "mxnet" is the default of MXNet's Module: only parameters whose name
-            ends in `_weight` or `_gamma` decay.
-
-    Returns:
-        New `OptState`; its update count and per-parameter arrays (slots) are those of `state`.
-
-    Example:
-        >>> import jfit
-        >>> w = {"a_weight": jnp.ones(2), "b_bias": jnp.ones(2)}
-        >>> set_multipliers(jfit.optim.sgd(0.1).init(w), w, lr_mult={"b_bias": 2.0}).lr_mult.tolist()
-        [1.0, 2.0]
-    """
-    lr = multipliers(params, lr_mult, keep=state.lr_mult is not None)
-    return state._replace(lr_mult=lr, wd_mult=multipliers(params, wd_mult, "mxnet", keep=state.wd_mult is not None))
-
-
 def rate_at(base: LearningRate, count: Any) -> Any:
     """Return the learning rate of the next update.
 
@@ -495,7 +470,7 @@ def wide(x: Array) -> Array:
 
 def is_small(x: Any) -> bool:
     """Return whether the dtype of x is a 16-bit float."""
-    return jnp.issubdtype(x.dtype, jnp.floating) and np.dtype(x.dtype).itemsize == 2
+    return x.dtype.itemsize == 2 and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def _master(w: Array) -> Array | None:
@@ -568,7 +543,7 @@ def leaf_names(params: Any) -> list[str]:
 
 
 def multipliers(
-    params: Any, spec: Multiplier | str | tuple[str, Mapping[str, float]], default: str | None = None, keep: bool = False
+    params: Any, spec: Multiplier | str | tuple[str, Mapping[str, float]], default: str | None = None
 ) -> Array | None:
     """Compute the learning rate or weight decay multiplier of each parameter.
 
@@ -577,10 +552,9 @@ def multipliers(
         spec: dict by parameter name, function of the name, None (1 for all), "mxnet" (weight decay of MXNet's Module:
             only names ending in `_weight` or `_gamma` decay), "lars" (only `_weight`), or a pair ("mxnet" or "lars", dict).
         default: "mxnet" or "lars": the rule for names that a dict does not list; without it their multiplier is 1.
-        keep: return an array even if all multipliers are 1.
 
     Returns:
-        float32 array of shape (leaves,) in leaf order; None if all are 1 and `keep` is False.
+        float32 array of shape (leaves,) in leaf order; None if all are 1.
 
     Raises:
         ValueError: an unknown rule.
@@ -589,7 +563,7 @@ def multipliers(
         >>> multipliers({"a_weight": jnp.ones(2), "b_bias": jnp.ones(2)}, "mxnet").tolist()
         [1.0, 0.0]
     """
-    if spec is None and not keep:
+    if spec is None:
         return None
     if isinstance(spec, tuple):
         default, spec = spec
@@ -599,11 +573,11 @@ def multipliers(
     if callable(spec):
         values = np.asarray([spec(name) for name in names], np.float32)
     else:
-        rule = spec if isinstance(spec, str) else default if spec is not None else None
+        rule = spec if isinstance(spec, str) else default
         base = _decays(names, [np.ndim(leaf) for leaf in jax.tree.leaves(params)], rule) if rule else [1.0] * len(names)
         by_name = spec if isinstance(spec, Mapping) else {}
         values = np.asarray([by_name.get(name, value) for name, value in zip(names, base, strict=True)], np.float32)
-    return None if np.all(values == 1) and not keep else jnp.asarray(values)
+    return None if np.all(values == 1) else jnp.asarray(values)
 
 
 def _listed(spec: Any) -> tuple[str, ...]:

@@ -90,7 +90,6 @@ class FitOptions:
     ema: Any = None
     log_every: Any = None
     log: str | Sequence[str] = ()
-    profile: tuple[int, int] | None = None
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None
     reduce: Any = None
     shard: Mapping[str, Any] | None = None
@@ -141,7 +140,6 @@ class FitOptions:
         one_of(NAN_POLICIES, nan=self.nan)
         if self.checkpoint is None and self.checkpoint_best is not None:
             raise ValueError(f"checkpoint_best={self.checkpoint_best!r} needs checkpoint=, the folder of the checkpoints")
-        _check_profile(self.profile, self.directory)
         loss = self.loss
         if self.updates is not None:
             check_updates(self)
@@ -176,16 +174,6 @@ class FitOptions:
             expected = "expected checkpointing(folder, every=, keep_best=), without checkpoint_every= and checkpoint_best="
             raise ValueError(f"checkpoint is the callback {self.checkpoint.name}; {expected}")
         return saver.directory
-
-
-def _check_profile(span: Any, directory: Any) -> None:
-    if span is None:
-        return
-    is_pair = isinstance(span, (tuple, list)) and len(span) == 2 and all(isinstance(n, (int, np.integer)) for n in span)
-    if not is_pair or not 0 <= span[0] < span[1]:
-        raise ValueError(f"profile is {span!r}; expected a pair of numbers of steps (start, stop) with 0 <= start < stop")
-    if directory is None:
-        raise ValueError("profile= needs directory=, the folder of the run, into which the trace is written")
 
 
 def shared_options(caller: str, names: Collection[str], settings: Mapping[str, Any], **others: Any) -> FitOptions:

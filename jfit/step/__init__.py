@@ -3,7 +3,6 @@
 train_step                                     gradients and update in one step
 forward_step, gradient_step, update_step       the same as separate steps
 eval_step, predict_step                        forward passes only
-BatchCheck                                     the search for invalid values in batches
 """
 
 from jfit import lazy as _lazy

@@ -1,6 +1,6 @@
 """What a model requires of the values in its batches: class indices, labels in a range, row indices of tables, row weights.
 
-`BatchCheck` looks for invalid ones on the devices, `check_model_labels` and `BatchLabels` on the host.
+`jfit.step.faults` looks for invalid ones on the devices, `check_model_labels` and `BatchLabels` on the host.
 """
 
 from __future__ import annotations
@@ -10,88 +10,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Array
 
-from jfit import counters
-from jfit.data.batch import Batch, parts_of
+from jfit.data.batch import Batch
 from jfit.data.valid import Valid, check_values, message, valid_indices, valid_weights
 from jfit.lowering.loss_kinds import UNUSUAL, are_classes, kind_of, not_classes, other_values
 from jfit.lowering.model import Model, Output, Plan, plan_of
-from jfit.step.faults import NO_FAULT, Fault, decoded, first_fault
-
-
-class BatchCheck:
-    """Search for invalid values in the batches of a training loop of yours: `fault = check(batch, number, fault)`.
-
-    `number` is the number of the batch, for the message, and `fault` the result of the call before, at first `check.none`.  On
-    the host, `check.raise_if(fault)` raises a ValueError if there was one.
-
-    Invalid are class indices outside the outputs of the model, labels outside the range of their loss, row indices outside the
-    embedding table, and row weights that are negative, infinite or nan.  Rows of weight 0 are not looked at.  A check is a pure
-    function, for use beside the training step inside jit, pmap, vmap and scan.  It returns the first fault as a small array,
-    which stays on the devices until the host reads it, for example together with the loss.
-
-    Args:
-        model: the `Model` that is trained.
-        batch: a batch, `jfit.Batch` or dict of arrays (or of `jax.ShapeDtypeStruct`) by input name; only shapes and dtypes are
-            used.
-
-    Attributes:
-        model: the `Model`.
-        valid: the valid values of each array that is looked at, list of `jfit.data.valid.Valid`.
-        none: the array that means "no fault", int32 (6,), for the first call.
-
-    Example:
-        >>> import jax, jfit, numpy as np
-        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
-        >>> model, batch = jfit.lower(net), {"data": np.ones((8, 4), "float32"), "softmax_label": np.zeros(8, "float32")}
-        >>> step, check = jfit.train_step(model, "sgd"), BatchCheck(model, batch)
-        >>> @jax.jit
-        ... def checked_step(state, batch, fault):
-        ...     return *step(state, batch), check(batch, state.step, fault)
-        >>> state, fault = jfit.init_state(model, "sgd", batch), check.none
-        >>> for label in (2.0, 7.0):
-        ...     state, out, fault = checked_step(state, {**batch, "softmax_label": np.full(8, label, "float32")}, fault)
-        >>> check.raise_if(fault)
-        Traceback (most recent call last):
-        ...
-        ValueError: batch 1: label 'softmax_label': row 0 is 7.0, expected classes 0..2; renumber the labels from 0, or ...
-    """
-
-    none = NO_FAULT
-
-    def __init__(self, model: Model, batch: Any) -> None:
-        inputs = parts_of(batch)[0]
-        self.model = model.bound(inputs)
-        self.valid = valid_values(self.model, inputs)
-
-    def __call__(self, batch: Any, number: Any = 0, fault: Any = NO_FAULT, *, axis_name: str | None = None) -> Array:
-        """Look for invalid values in a batch, in a traced function or outside of one.
-
-        Args:
-            batch: `jfit.Batch`, or dict of arrays by input name; inside pmap or shard_map the rows of this device.
-            number: number of the batch, for the error message, such as `state.step`.
-            fault: result for the batches before; default: there are none.
-            axis_name: name of the device axis inside pmap or shard_map, else None.
-
-        Returns:
-            int32 (6,), equal on all devices: `fault` if that has one, else the first fault of this batch, else `none`.
-        """
-        return first_fault(self.valid, batch, number, fault, axis_name)
-
-    def raise_if(self, fault: Any) -> None:
-        """Raise an error that names the batch, the input and the row if there is a fault.  The host waits for the devices.
-
-        Args:
-            fault: result of a call; with several devices also with a leading axis of devices.
-
-        Raises:
-            ValueError: a batch had an invalid value.
-        """
-        # sync: the caller decides how often
-        found = decoded(np.asarray(counters.read(fault)).reshape(-1, len(NO_FAULT))[0])
-        if found is not None:
-            raise ValueError(f"batch {found.number}: {fault_message(self.valid, found)}")
+from jfit.step.faults import Fault
 
 
 def valid_values(model: Model, inputs: Mapping[str, Any]) -> tuple[Valid, ...]:

@@ -1,9 +1,8 @@
-"""Gradients without an update: forward and backward as separate steps, and mean gradients of a batch or a dataset."""
+"""Gradients without an update: forward and backward as separate steps, and the mean gradient of a batch."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +12,8 @@ from jax import Array, lax
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy, joint_losses, loss_sums, objective, plan_of, weight_sum
 from jfit.ops.axis import Axis
-from jfit.programs import Program, made
+from jfit.optim.core import wide
+from jfit.programs import made
 from jfit.step.slices import BatchShard, fill_padding, has_padding, mask_padding, num_rows, part_key, shard_of, table_rows
 from jfit.step.state import split_params
 from jfit.step.train import mean_aux
@@ -178,94 +178,20 @@ def mean_gradients(
         >>> float(jfit.gradients.mean_gradients(model)({"w": jnp.ones(())}, {}, batch)["w"])
         5.0
     """
-    summed = _summed(model, wrt, policy)
 
     def fn(params: Params, aux: Aux, batch: Any, key: Array | None = None, *, axis_name: str | None = None) -> Gradients:
-        gradients, rows, _ = summed(params, aux, batch, _key(key), 0, axis_name)
-        return _mean(gradients, rows)
-
-    return fn
-
-
-def full_gradients(
-    model: Model, wrt: Sequence[str] | None = None, *, policy: Policy | str | None = None
-) -> Callable[..., Gradients]:
-    """Make a function that returns the mean gradient over a dataset, Σᵢ wᵢ ∇ℓᵢ / Σᵢ wᵢ, at the same parameters.
-
-    wᵢ and ℓᵢ are weight and loss of row i; the sums are over the rows of all batches.
-
-    Args:
-        model: the `Model` to differentiate.
-        wrt, policy: as for `mean_gradients`.
-
-    Returns:
-        `fn(params, aux, batches, key=None) -> gradients by name`: iterates over the batches once, with one dispatch per batch
-        and without waiting for the devices.  Sums are float32 or wider.  Each new batch shape, such as that of a smaller last
-        batch, is compiled once.
-
-    Raises:
-        ValueError: `batches` is empty.
-
-    Example:
-        >>> import jax.numpy as jnp, jfit
-        >>> loss = lambda output, label: (output - label) ** 2
-        >>> model = jfit.Model.from_function(lambda p, x: x * p["w"], loss=loss, params={"w": jnp.ones(())})
-        >>> batches = [{"x": jnp.array([1.0, 2.0]), "label": jnp.zeros(2)}, {"x": jnp.array([4.0]), "label": jnp.zeros(1)}]
-        >>> float(jfit.gradients.full_gradients(model)({"w": jnp.ones(())}, {}, batches)["w"])
-        14.0
-    """
-    summed = _summed(model, wrt, policy)
-
-    def add(sums: Any, params: Params, aux: Aux, batch: Any, key: Array, number: Any) -> tuple[Gradients, Array]:
-        gradients, rows, positions = summed(params, aux, batch, key, number, None)
-        more = jax.tree.map(lambda g: _wide(g) * positions.astype(_wide(g).dtype), gradients), rows * positions
-        return more if sums is None else jax.tree.map(jnp.add, sums, more)
-
-    more, mean = Program(add, functools.partial(jax.jit, donate_argnums=0), name="full_gradients"), jax.jit(_mean)
-
-    def fn(params: Params, aux: Aux, batches: Iterable[Any], key: Array | None = None) -> Gradients:
-        key, sums = _key(key), None
-        for number, batch in enumerate(batches):
-            sums = more(sums, params, aux, batch, key, jnp.int32(number))
-        if sums is None:
-            raise ValueError("full_gradients got no batches; pass a list, or an iterable that is not exhausted")
-        return mean(*sums)
-
-    return fn
-
-
-def _summed(model: Model, wrt: Sequence[str] | None, policy: Policy | str | None) -> Callable[..., Any]:
-    """Make a function that returns (Σᵢ wᵢ ∇ℓᵢ, Σᵢ wᵢ, positions) over the rows i of a batch, over all devices of `axis_name`.
-
-    `positions` is the number of losses of each row of a function with one loss, of which ℓᵢ is the mean; else 1.
-    """
-
-    def fn(params: Params, aux: Aux, batch: Any, key: Array, number: Any, axis_name: str | None) -> Any:
+        key = jax.random.key_data(jax.random.key(0)) if key is None else key
         names = list(split_params(model, params)[0] if wrt is None else wrt)
-        values, gradients, new_aux = gradient_step(model, names, policy=policy)(
-            params, aux, batch, key, 0, number, axis_name=axis_name
-        )
+        step = gradient_step(model, names, policy=policy)
+        values, gradients, new_aux = step(params, aux, batch, key, 0, 0, axis_name=axis_name)
         inputs, weight, _ = parts_of(batch)
         bound, losses = model.bound(inputs), None
         if bound.symbol is None:
             joint = joint_losses(bound, values, inputs, weight, params, new_aux, axis_name)
             losses = loss_sums(bound, values, inputs, weight, plan_of(bound, inputs).rows, joint)
         rows = weight_sum(bound, losses, weight, num_rows(bound, inputs))
-        positions = jnp.ones(())
-        if losses is not None and losses.share.ndim == losses.mean[1].ndim:
-            positions = losses.mean[1] / jnp.maximum(losses.share, 1e-30)
-        return (gradients, rows, positions) if axis_name is None else (*lax.psum((gradients, rows), axis_name), positions)
+        if axis_name is not None:
+            gradients, rows = lax.psum((gradients, rows), axis_name)
+        return jax.tree.map(lambda g: (wide(g) / jnp.maximum(rows, 1e-30)).astype(g.dtype), gradients)
 
     return fn
-
-
-def _key(key: Array | None) -> Array:
-    return jax.random.key_data(jax.random.key(0)) if key is None else key
-
-
-def _mean(gradients: Gradients, rows: Array) -> Gradients:
-    return jax.tree.map(lambda g: (_wide(g) / jnp.maximum(rows, 1e-30)).astype(g.dtype), gradients)
-
-
-def _wide(g: Array) -> Array:
-    return g.astype(jnp.promote_types(g.dtype, jnp.float32))

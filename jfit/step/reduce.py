@@ -4,7 +4,6 @@
     unreduced    no reduction: every device trains its own copy of the parameters on its own rows
     bfloat16     sum of gradients that are sent in bfloat16 and added in float32
     two_bit      sum of gradients quantized to 2 bits, with error feedback
-    one_bit      sum of gradients quantized to 1 bit (signs and one scale per parameter), with error feedback
     sharded      sum over devices, of which each device gets and updates its part: optimizer state split over devices (ZeRO-1)
     sharded_parameters  the same, with parameters split as well between two steps (FSDP)
     ordered      sum over a fixed number of slices of the batch, in a fixed order: the same bits on any number of devices
@@ -21,13 +20,13 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from jfit.checks import positive
 from jfit.lowering.model import Params
 from jfit.optim.rows import SparseRows
 from jfit.programs import made
-from jfit.step.packed import added, on_vectors, pack, psum, sum_bfloat16, sum_signs, unpack
+from jfit.step.packed import on_vectors, psum, sum_bfloat16, sum_signs
 from jfit.step.state import TrainState
 
 
@@ -177,60 +176,6 @@ def two_bit(threshold: float = 0.5) -> Reduce:
     return Reduce(lambda gradients: jax.tree.map(jnp.zeros_like, gradients), apply)
 
 
-@functools.cache
-@made
-def one_bit() -> Reduce:
-    """For gradient g of each device: r ← r + g;  q = mean(|r|) · sign(r);  r ← r − q;  result: Σ_devices q, with sign(0) = 1.
-
-    1-bit quantization with error feedback: the residual r stays on each device, q is summed over devices.  mean(|r|) is that of
-    one parameter on one device, in float32.  Every device receives the packed signs and the scales of all devices.
-
-    If r + g of any device has an infinity or a NaN in a parameter, the result is not finite in the whole parameter; the
-    residuals of that parameter are then unchanged.
-
-    Returns:
-        `Reduce` whose per-device state is the residual r.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> rule, g = one_bit(), {"w": jnp.array([0.75, -0.25])}
-        >>> q, _, local = rule.apply(g, (), rule.init(g), None)
-        >>> q["w"].tolist(), local["w"].tolist()
-        ([0.5, -0.5], [0.25, 0.25])
-
-    Source: Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019 (the scale); Seide et
-    al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech DNNs, 2014.
-    """
-
-    def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
-        residuals, words, scales, dense = dict(local), {}, {}, _dense(gradients, local)
-        for name, gradient in dense.items():
-            total = local[name] + gradient
-            scale = jnp.sum(jnp.abs(total).astype(jnp.float32)) / max(total.size, 1)
-            scales[name] = scale.astype(total.dtype).astype(jnp.float32)  # exact in the dtype of the gradient
-            residual = total - _signed(total >= 0, scales[name]).astype(total.dtype)
-            residuals[name] = jnp.where(jnp.isfinite(scale), residual, local[name])
-            words[name] = pack((total >= 0).reshape(-1), 1)
-        if not dense:
-            return cast(Params, {}), psum(sums, axis_name), residuals
-        # The scales are sent as the last words, so that there is one all-gather.
-        flat = jnp.concatenate([*words.values(), lax.bitcast_convert_type(jnp.stack([*scales.values()]), jnp.uint32)])
-        flat = flat[None] if axis_name is None else lax.all_gather(flat, axis_name)  # (devices, words)
-        result, start = {}, 0
-        for k, (name, gradient) in enumerate(dense.items()):
-            end = start + words[name].size
-            scale = lax.bitcast_convert_type(flat[:, k - len(dense)], jnp.float32)
-            sent = [_signed(unpack(one[start:end], 1, gradient.size) > 0, s) for one, s in zip(flat, scale, strict=True)]
-            result[name], start = added(sent).astype(gradient.dtype).reshape(gradient.shape), end
-        return cast(Params, result), psum(sums, axis_name), residuals
-
-    return Reduce(lambda gradients: jax.tree.map(jnp.zeros_like, gradients), apply)
-
-
-def _signed(positive: Array, scale: Array) -> Array:
-    return jnp.where(positive, scale, -scale)
-
-
 def _dense(gradients: Params, local: Any) -> dict[str, Array]:
     """The gradients as arrays of the shapes of the residuals `local`."""
     return {k: g.dense(len(local[k])) if isinstance(g, SparseRows) else g for k, g in gradients.items()}
@@ -339,7 +284,6 @@ RULES: dict[str, Callable[[], Reduce]] = {
     "psum": all_reduce,
     "bfloat16": bfloat16,
     "2bit": two_bit,
-    "1bit": one_bit,
     "ordered": ordered,
     "sharded": sharded,
     "sharded_parameters": sharded_parameters,
@@ -383,7 +327,7 @@ def with_local(state: TrainState, rule: Reduce, trainable: Params, count: int) -
     )
     if differ := [k for k in {**expected, **actual} if expected.get(k) != actual.get(k)]:
         raise ValueError(
-            f"state.local{differ[0]} (residuals of '2bit' or '1bit') has shape {actual.get(differ[0])}, expected "
+            f"state.local{differ[0]} (residuals of '2bit') has shape {actual.get(differ[0])}, expected "
             f"{expected.get(differ[0])} on {count} device(s); for new residuals pass state._replace(local=None)"
         )
     return state
@@ -393,7 +337,7 @@ def get(rule: Reduce | str | None) -> Reduce:
     """Convert a `reduce=` argument to a `Reduce`.
 
     Args:
-        rule: a `Reduce`; a name ("psum", "bfloat16", "2bit", "1bit", "sharded", "sharded_parameters" or "ordered"), for the
+        rule: a `Reduce`; a name ("psum", "bfloat16", "2bit", "sharded", "sharded_parameters" or "ordered"), for the
             rule of that name with its default arguments; or None for "psum".
 
     Returns:

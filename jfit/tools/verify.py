@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from jfit.prepare.options import DECIDING
 _DESCRIBED = re.compile(r"\S+( [0-9a-f]{12})+")  # a value of which `fingerprint.describe` kept the name and a digest
 # Arguments of `fit` that do not change the parameters, or that `verify` decides.
 IGNORED = ("eval_data", "callbacks", "checkpoint", "checkpoint_every", "checkpoint_best", "resume", "resume_with", "progress")
-IGNORED += ("directory", "eval_every", "log_every", "profile", "eval_batch_size")
+IGNORED += ("directory", "eval_every", "log_every", "eval_batch_size")
 
 
 @dataclass(frozen=True)
@@ -156,21 +156,13 @@ def verify(
     folders = _folders(Path(directory), steps)
     metas = [meta_of(folder) for folder in folders]
     intervals: list[tuple[int, int]] = []
-    result = None
-    first = 0
-    while first < len(folders) - 1:
-        last = first + 1
-        while last < len(folders) - 1 and _arguments(metas[last]) == _arguments(metas[last + 1]):
-            last += 1
-        comparison = _Comparison(folders[first : last + 1], metas[first : last + 1])
-        _train(comparison, train_data, model, options)
-        intervals += comparison.intervals
-        result = comparison
-        if not comparison.is_complete:
+    for (folder, start), (end, meta) in itertools.pairwise(zip(folders, metas, strict=True)):
+        comparison = _Comparison(end, meta)
+        _train(comparison, folder, start["position"], train_data, model, options)
+        intervals.append((start["position"]["step"], meta["position"]["step"]))
+        if not comparison.same:
             break
-        first = last
-    assert result is not None
-    return result.verification(str(directory), intervals)
+    return comparison.verification(str(directory), intervals)
 
 
 def _folders(directory: Path, steps: Iterable[int] | None) -> list[Path]:
@@ -203,10 +195,6 @@ def meta_of(folder: Path, caller: str = "verify") -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------ arguments of fit
-def _arguments(meta: Mapping[str, Any]) -> tuple[Any, ...]:
-    return meta["fingerprint"], meta.get("arguments"), meta.get("learning_rate"), meta.get("symbol")
-
-
 def model_of(meta: Mapping[str, Any], model: Any, caller: str = "verify") -> Any:
     """Return the model that was passed, else the graph in a checkpoint; `caller` is named in errors.
 
@@ -263,71 +251,60 @@ def _is_described(value: Any) -> bool:
     return isinstance(value, str) and _DESCRIBED.fullmatch(value) is not None
 
 
-def _train(comparison: _Comparison, train_data: Any, model: Any, options: Mapping[str, Any]) -> None:
-    start, stop = comparison.metas[0], comparison.metas[-1]
-    model, arguments = model_of(stop, model), fit_arguments(stop, options)
+def _train(
+    comparison: _Comparison, folder: Path, position: Mapping[str, int], train_data: Any, model: Any, options: Mapping[str, Any]
+) -> None:
+    """Train from the checkpoint in a folder, which is at a position, to that of the comparison."""
+    meta, stop = comparison.meta, comparison.meta["position"]
+    model, arguments = model_of(meta, model), fit_arguments(meta, options)
     if "num_steps" in arguments:
-        arguments["num_steps"] = max(arguments["num_steps"], stop["position"]["step"])
+        arguments["num_steps"] = max(arguments["num_steps"], stop["step"])
     else:
-        end = stop["position"]["epoch"] + bool(stop["position"]["batch"])
+        end = stop["epoch"] + bool(stop["batch"])
         arguments["num_epoch"] = max(arguments.get("num_epoch", end), end)
+    # Dispatches are as long as those of the run if it saved every N steps, so that the last bits of the running sums of losses
+    # are equal, too.
+    every = math.gcd(*(at["step"] for at in (position, stop) if at["batch"])) or None
+    events = ("epoch_end",) if every is None else ("epoch_end", "step")
+    callback = Callback(on=comparison.on, events=events, every=every, name="verify")
     try:
-        resume = {"resume": comparison.folders[0], "resume_with": "any"}
-        fit(model, train_data, **arguments, **resume, callbacks=[comparison.callback()], progress=False)
+        fit(model, train_data, **arguments, resume=folder, resume_with="any", callbacks=[callback], progress=False)
     except (ValueError, TypeError) as error:
-        trained = f"verify trained from step {start['position']['step']} with the checkpoint's {', '.join(sorted(arguments))}"
+        trained = f"verify trained from step {position['step']} with the checkpoint's {', '.join(sorted(arguments))}"
         error.add_note(f"jfit: raised while {trained}; pass what was an object, such as an optimizer, as to fit")
         raise
 
 
 # ------------------------------------------------------------------------------------------------ comparison
 class _Comparison:
-    """Compares the state of a run with checkpoints while it trains from the first of them; stops it at the first difference."""
+    """Compares the state of a run with a checkpoint when it gets there, and stops it."""
 
-    def __init__(self, folders: Sequence[Path], metas: Sequence[Mapping[str, Any]]) -> None:
-        self.folders, self.metas = folders, metas
-        self.next = 1
+    def __init__(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        self.folder, self.meta = folder, meta
         self.leaves, self.differences, self.changes = 0, [], []
-        self.is_complete = False
+        self.reached = False
 
     @property
-    def intervals(self) -> list[tuple[int, int]]:
-        last = min(self.next, len(self.metas) - 1)
-        steps = [meta["position"]["step"] for meta in self.metas[: last + 1]]
-        return list(itertools.pairwise(steps))
+    def same(self) -> bool:
+        return self.reached and not self.differences
 
-    def callback(self) -> Callback:
-        # Dispatches are as long as those of the run if it saved every N steps, so that the last bits of the running sums of
-        # losses are equal, too.
-        every = math.gcd(*(meta["position"]["step"] for meta in self.metas if meta["position"]["batch"])) or None
-        events = ("epoch_end",) if every is None else ("epoch_end", "step")
-        return Callback(on=self._on, events=events, every=every, name="verify")
-
-    def _on(self, event: Event, state: Any) -> Any:
-        if not self.changes and self.next == 1:
-            self.changes = changes_of(self.metas[1]["fingerprint"], event.run.meta()["fingerprint"])
-        position = event.run.position
-        if self.next >= len(self.metas):
-            return state
-        if position != self.metas[self.next]["position"]:
-            if position["step"] > self.metas[self.next]["position"]["step"]:
-                event.run.stop("verify: a step is missing")
-            return state
-        expected = whole(read(self.folders[self.next])).arrays[TENSORS]
-        self.leaves, self.differences = len(expected), _differences(expected, arrays_of(event.run.snapshot())[0])
-        if self.differences or self.next == len(self.metas) - 1:
-            self.is_complete = not self.differences
-            event.run.stop("verify: all checkpoints are compared")
-        if not self.differences:
-            self.next += 1
+    def on(self, event: Event, state: Any) -> Any:
+        self.changes = self.changes or changes_of(self.meta["fingerprint"], event.run.meta()["fingerprint"])
+        position, end = event.run.position, self.meta["position"]
+        if position == end and not self.reached:
+            expected = whole(read(self.folder)).arrays[TENSORS]
+            self.leaves, self.differences = len(expected), _differences(expected, arrays_of(event.run.snapshot())[0])
+            self.reached = True
+        if self.reached or position["step"] > end["step"]:
+            event.run.stop("verify: the checkpoint was compared, or its step is missing")
         return state
 
     def verification(self, directory: str, intervals: list[tuple[int, int]]) -> Verification:
         settings = [text for name, text in self.changes if name not in ENVIRONMENT]
         environment = [text for name, text in self.changes if name in ENVIRONMENT]
-        unreached = not self.is_complete and not self.differences
+        unreached = not self.reached
         found = self.leaves, self.differences, settings, environment, unreached
-        return Verification(directory, self.is_complete, intervals, *found)
+        return Verification(directory, self.same, intervals, *found)
 
 
 def _differences(expected: Mapping[str, np.ndarray], actual: Mapping[str, np.ndarray]) -> list[LeafDifference]:

@@ -76,12 +76,12 @@ def test_typed_and_raw_random_keys_are_restored(tmp_path, impl):
 
 def test_only_the_newest_checkpoints_are_kept_and_always_the_last_written(tmp_path):
     for step in range(5):
-        checkpoint.save(tmp_path, make_state(step), keep=2, sync=False)
+        checkpoint.save(tmp_path, make_state(step), keep=2)
     assert sorted(os.listdir(tmp_path)) == ["step-00000003", "step-00000004"]
     assert checkpoint.latest(tmp_path) == tmp_path / "step-00000004"
-    checkpoint.save(tmp_path, make_state(1), keep=1, sync=False)
+    checkpoint.save(tmp_path, make_state(1), keep=1)
     assert os.listdir(tmp_path) == ["step-00000001"]
-    checkpoint.save(tmp_path, make_state(2), keep=None, sync=False)
+    checkpoint.save(tmp_path, make_state(2), keep=None)
     assert len(os.listdir(tmp_path)) == 2
 
 
@@ -168,7 +168,7 @@ while True:
     step += 1
     # Each step is saved twice: replacing a folder is the harder case.
     for _ in range(2):
-        checkpoint.save(sys.argv[1], {"step": step, "x": np.full(200_000, step, np.float32)}, keep=2, sync=False)
+        checkpoint.save(sys.argv[1], {"step": step, "x": np.full(200_000, step, np.float32)}, keep=2)
     print(step, flush=True)
 """
 

@@ -1,6 +1,7 @@
 """Iterators used directly: writes into batches, copies by pickle, positions, extreme values."""
 
 import io
+import multiprocessing
 import pickle
 import random
 import re
@@ -109,8 +110,8 @@ def test_started_workers_end_when_another_fails_to_start(monkeypatch):
     def start(handle):
         if started:
             raise OSError("no more processes")
-        started.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, stdout=-1))
-        return started[0]
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        return pool.Worker(started[0], multiprocessing.Pipe()[0])
 
     monkeypatch.setattr(pool, "_start", start)
     with pytest.raises(OSError, match="no more processes"):

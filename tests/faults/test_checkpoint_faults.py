@@ -110,7 +110,7 @@ def die_between_the_renames(monkeypatch, directory: Path, state) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", dying)
         with pytest.raises(Death):
-            checkpoint.save(directory, state, sync=False)
+            checkpoint.save(directory, state)
     assert [name[-4:] for name in os.listdir(directory)] == [".old"]
 
 
@@ -178,7 +178,7 @@ def test_a_reader_gets_state_and_meta_of_one_checkpoint_while_another_thread_rep
     def write() -> None:
         for value in range(60):
             state = {"step": 1 + value % 2, "w": np.full(1000, value, "float32")}
-            checkpoint.save(tmp_path, state, meta={"value": value}, keep=1, sync=False)
+            checkpoint.save(tmp_path, state, meta={"value": value}, keep=1)
 
     checkpoint.save(tmp_path, {"step": 1, "w": np.zeros(1000, "float32")}, meta={"value": 0})
     writer = threading.Thread(target=write)
@@ -212,8 +212,7 @@ def test_a_resumed_run_has_the_history_of_the_uninterrupted_one(tmp_path, checkp
     def spread(label, output):
         return float(output.std())
 
-    metrics = [spread, jfit.metrics.roc_auc(bins=None)]
-    straight, resumed = both(tmp_path, 13, num_epoch=3, checkpoint_every=checkpoint_every, eval_metric=metrics)
+    straight, resumed = both(tmp_path, 13, num_epoch=3, checkpoint_every=checkpoint_every, eval_metric=[spread, "roc_auc"])
     assert same(straight, resumed)
     timing = {"compile_time"}
     assert set(straight.history.columns()) - timing == set(resumed.history.columns()) - timing

@@ -252,42 +252,6 @@ def test_an_index_outside_of_the_table_raises_in_prediction(form):
     assert np.isfinite(run.predict(form(IDS), batch_size=BATCH)).all()
 
 
-# ------------------------------------------------------------------------------------------------ training loops of the user
-FAULTY = {
-    r"label 'softmax_label': row 5 is 3.0, expected classes 0..2": {"softmax_label": with_value(Y[:BATCH], 5, 3.0)},
-    r"input 'data': row 2, position \(1,\) is -1, expected the index of a row": {"data": with_value(IDS[:BATCH], (2, 1), -1)},
-    r"weight of row 7 is nan; row weights must be finite": {"weight": with_value(np.ones(BATCH, np.float32), 7, np.nan)},
-}
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("pattern", FAULTY)
-def test_a_loop_of_the_user_finds_the_first_fault(pattern, devices):
-    model, good = jfit.lower(lookup_net()), {"data": IDS[:BATCH], "softmax_label": Y[:BATCH]}
-    step, check = jfit.train_step(model, "sgd"), jfit.BatchCheck(model, good)
-
-    def train(state, batch, fault, axis_name=None):
-        state, out = step(state, batch, axis_name=axis_name)
-        return state, out.loss, check(batch, state.step - 1, fault, axis_name=axis_name)
-
-    state, ones, fault = jfit.init_state(model, "sgd", good), np.ones(BATCH, np.float32), check.none
-    if devices == 1:
-        run = jax.jit(train)
-    else:
-        mesh, P = jax.make_mesh((devices,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)), jax.sharding.PartitionSpec
-        body = lambda state, batch, fault: train(state, batch, fault, "d")  # noqa: E731
-        run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P(), P("d"), P()), out_specs=P(), check_vma=False))
-    for change in ({}, FAULTY[pattern], {"softmax_label": np.full(BATCH, 9.0, np.float32)}):
-        inputs = {**good, **change}
-        batch = jfit.Batch(inputs, inputs.pop("weight", ones))
-        with counters.counted() as counted:
-            state, _, fault = run(state, batch, fault)
-        assert not counted["host_syncs"]
-    with pytest.raises(ValueError, match="^batch 1: " + pattern):
-        check.raise_if(fault)
-    check.raise_if(check.none)
-
-
 # ------------------------------------------------------------------------------------------------ arrays that are changed
 def train_and_overwrite(x):
     """Train with arrays on the host, and overwrite x after each epoch."""

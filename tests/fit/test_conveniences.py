@@ -1,4 +1,4 @@
-"""Conveniences of training: averaged parameters, best checkpoints, schedules, values per step, profiles, regularizers."""
+"""Conveniences of training: averaged parameters, best checkpoints, schedules, values per step, regularizers."""
 
 from __future__ import annotations
 
@@ -361,40 +361,6 @@ def test_reduce_on_plateau_reduces_the_rate_of_a_run_and_is_resumed(tmp_path):
         train(**settings(1), schedule=optax.constant_schedule(0.1))
     with pytest.raises(ValueError, match=r"factor is 1\.0; expected a number from 0 to below 1"):
         jfit.callbacks.reduce_on_plateau(factor=1.0)
-
-
-# ------------------------------------------------------------------------------------------------ profiles
-def test_profile_traces_whole_dispatches_of_the_steps_and_changes_nothing(tmp_path, monkeypatch):
-    calls: list[Any] = []
-    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: calls.append(("start", jfit.last_run().position["step"])))
-    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append(("stop", jfit.last_run().position["step"])))
-    plain = train(steps_per_call=4)
-    run = train(steps_per_call=4, profile=(3, 8), directory=tmp_path)
-    assert calls == [("start", 3), ("stop", 8)] and same(plain, run)
-
-    def fail(event: Any) -> None:
-        raise RuntimeError("the disk is full")
-
-    for stop, callback in ((100, None), (100, jfit.callbacks.lambda_callback(every=5, step=fail))):
-        calls.clear()
-        if callback is None:
-            train(profile=(0, stop), directory=tmp_path)
-        else:
-            with pytest.raises(RuntimeError, match="disk"):
-                train(profile=(0, stop), directory=tmp_path, callbacks=[callback])
-        assert [kind for kind, _ in calls] == ["start", "stop"]
-
-
-def test_a_profile_is_written_to_the_directory_of_the_run(tmp_path):
-    train(data=blobs(16), profile=(1, 2), directory=tmp_path)
-    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
-    with pytest.raises(ValueError, match="profile= needs directory=, the folder of the run"):
-        train(profile=(1, 2))
-    for span in ((2, 2), (-1, 3)):
-        with pytest.raises(ValueError, match=r"with 0 <= start < stop"):
-            train(profile=span, directory=tmp_path)
-    with pytest.raises(ValueError, match="expected a pair of numbers of steps"):
-        train(profile=10, directory=tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ regularizers

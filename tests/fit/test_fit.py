@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import sys
 
 import jax
 import numpy as np
@@ -248,4 +249,6 @@ def test_options_are_the_arguments_of_fit_and_those_that_lr_find_and_cost_share_
     assert options == arguments
     for tool, count in ((jfit.lr_find, 25), (jfit.cost, 23)):
         shared = {name: p.default for name, p in inspect.signature(tool).parameters.items() if name in options}
-        assert len(shared) == count and shared.items() <= (options | {"batch_size": shared["batch_size"]}).items()
+        others = sys.modules[tool.__module__]._SHARED
+        assert len(shared) + len(others) == count and {*others} <= {*options}
+        assert shared.items() <= (options | {"batch_size": shared["batch_size"]}).items()

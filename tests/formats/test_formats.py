@@ -149,7 +149,7 @@ def test_a_failing_writer_keeps_the_old_file(tmp_path):
     with pytest.raises(RuntimeError, match="disk"):
         atomic_write(path, fail)
     assert path.read_text() == "old" and os.listdir(path.parent) == ["a.txt"]
-    assert atomic_write(path, b"new", sync=False).read_bytes() == b"new"
+    assert atomic_write(path, b"new").read_bytes() == b"new"
 
 
 def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
@@ -161,7 +161,7 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
         (folder / "b").write_text("2")
         raise RuntimeError
     assert os.listdir(target) == ["a"] and os.listdir(tmp_path) == ["saved"]
-    with atomic_dir(target, sync=False) as folder:
+    with atomic_dir(target) as folder:
         (folder / "c").write_text("3")
     assert os.listdir(target) == ["c"] and os.listdir(tmp_path) == ["saved"]
 

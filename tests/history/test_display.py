@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from docs_scripts import docs_script
 
 import jfit
-from jfit.graph import stub
 from jfit.history.display import best_epoch, hyperparameters
 from jfit.history.table import History
 
@@ -404,7 +404,7 @@ def test_a_tracker_that_is_not_installed_raises_with_the_command_to_install_it(m
 # ------------------------------------------------------------------------------------------------ type checkers
 def test_the_stub_of_sym_is_up_to_date():
     text = (ROOT / "jfit" / "sym" / "__init__.pyi").read_text(encoding="utf-8")
-    assert text == stub.stub(), "run: python -m jfit.graph.stub > jfit/sym/__init__.pyi"
+    assert text == docs_script("sym_stub").stub(), "run: python docs/sym_stub.py > jfit/sym/__init__.pyi"
     assert (ROOT / "jfit" / "py.typed").exists()
 
 

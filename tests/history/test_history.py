@@ -14,8 +14,9 @@ from jfit.history.table import History
 def history():
     found = History()
     for epoch in range(3):
-        found.add_point(epoch=epoch, batch=5, step=10 * epoch + 5, loss=2.0)
-        found.add_epoch(
+        found.add("points", epoch=epoch, batch=5, step=10 * epoch + 5, loss=2.0)
+        found.add(
+            "epochs",
             epoch=epoch,
             step=10 * (epoch + 1),
             val_loss=1.5 - epoch / 4,
@@ -42,7 +43,7 @@ def test_rows_are_append_only(history):
 
 
 def test_array_scalars_become_python_numbers(history):
-    history.add_epoch(epoch=np.int64(3), loss=jnp.float32(0.25))
+    history.add("epochs", epoch=np.int64(3), loss=jnp.float32(0.25))
     assert type(history.column("loss")[-1]) is float and type(history.column("epoch")[-1]) is int
     assert history.column("val_loss")[-1] is None
 
@@ -55,9 +56,9 @@ def test_unknown_columns_and_tables_raise(history):
 
 
 def test_json_round_trips_both_tables_with_infinities(history):
-    history.add_epoch(epoch=3, loss=math.inf, accuracy=-math.inf)
+    history.add("epochs", epoch=3, loss=math.inf, accuracy=-math.inf)
     assert History.from_json(history.to_json()) == history
-    history.add_epoch(epoch=4, loss=math.nan)
+    history.add("epochs", epoch=4, loss=math.nan)
     assert math.isnan(History.from_json(history.to_json()).column("loss")[-1])
 
 
@@ -82,7 +83,7 @@ def test_the_table_is_aligned_and_streams_line_by_line(history):
     assert lines == [history.header(), *(history.row(i) for i in range(3))]
     assert len({len(line) for line in lines}) == 1
     assert "samples/s" in lines[0] and "12,346" in lines[1] and "step" not in lines[0]
-    history.add_epoch(epoch=3, loss=1e-9)
+    history.add("epochs", epoch=3, loss=1e-9)
     assert "1.00e-09" in history.row() and " -" in history.row()
     assert str(History()) == "(no epochs yet)" and repr(history) == "History(4 epochs, 3 log points)"
 

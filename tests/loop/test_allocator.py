@@ -72,3 +72,31 @@ def test_a_process_that_has_used_its_devices_is_left_alone(monkeypatch, untouche
         allocator.start()
     assert allocator.state == "malloc is as the system set it: JAX has used its devices before jfit was imported"
     assert caplog.messages == [allocator.state]
+
+
+KEPT = """
+import ctypes
+import numpy as np
+import jfit
+from jfit import allocator
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) >> 8  # MB, of pages of 4 KB
+freed, last = (libc.malloc(ctypes.c_size_t(n)) for n in (200 << 20, 100))  # the end of the heap stays in use
+ctypes.memset(freed, 1, 200 << 20)
+libc.free(freed)
+before = resident()
+allocator.trim()
+print(before - resident())
+"""
+
+
+@linux
+@pytest.mark.parametrize(("choice", "least", "most"), [("1", 190, 300), ("0", 0, 10)])
+def test_trim_returns_what_malloc_keeps(choice, least, most):
+    done = subprocess.run(
+        [sys.executable, "-c", KEPT], env={**os.environ, "JFIT_MALLOC": choice}, capture_output=True, text=True, check=True
+    )
+    assert least <= int(done.stdout) <= most

@@ -30,8 +30,8 @@ def wait_for(condition):
 
 def test_a_slow_compilation_is_logged_twice(slow_at_once, caplog):
     with caplog.at_level(logging.INFO, "jfit"), counters.compiling("train"):
-        wait_for(lambda: caplog.messages == ["compiling the training step (0 s so far)"])
-    assert caplog.messages[1].startswith("compiled the training step after ")
+        wait_for(lambda: caplog.messages == ["compiling the program 'train' (0 s so far)"])
+    assert caplog.messages[1].startswith("compiled the program 'train' after ")
 
 
 def test_a_fast_compilation_is_not_mentioned(caplog):
@@ -45,7 +45,7 @@ def test_a_compilation_that_fails_is_measured_and_not_said_to_be_done(slow_at_on
     with caplog.at_level(logging.INFO, "jfit"), pytest.raises(ValueError, match="no"), counters.compiling("train"):
         wait_for(lambda: len(caplog.messages) == 1)
         raise ValueError("no")
-    assert caplog.messages[1].startswith("stopped compiling the training step after ")
+    assert caplog.messages[1].startswith("stopped compiling the program 'train' after ")
     assert counters.compile_seconds() > before
 
 

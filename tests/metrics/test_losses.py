@@ -204,18 +204,6 @@ def test_several_losses_are_each_over_all_of_their_positions():
 
 
 @pytest.mark.slow
-def test_the_gradient_of_a_data_set_is_that_of_the_loss_over_all_positions():
-    batches, each = of_lengths("weights")
-    model = jfit.Model.from_function(linear, loss="cross_entropy", params=OTHER)
-    named = [{"x": x, "label": y, "label_weight": w} for x, y, w in batches]
-    gradient = np.asarray(jfit.gradients.full_gradients(model)(OTHER, {}, named)["w"])
-    step = np.zeros_like(OTHER["w"], "float64")
-    step[1, 2] = 1e-5
-    ends = [mean_over_positions(batches, each, OTHER["w"] + sign * step) for sign in (1, -1)]
-    assert gradient[1, 2] == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4)
-
-
-@pytest.mark.slow
 def test_the_loss_of_a_graph_is_over_all_positions_of_batches_of_different_length():
     batches, each = of_lengths("ignored")
     scores = jfit.sym.dot(jfit.sym.Variable("data"), jfit.sym.Variable("w", shape=(3, 4)))

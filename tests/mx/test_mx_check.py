@@ -2,7 +2,7 @@
 
 import fnmatch
 import functools
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from docs_scripts import docs_script
 
 from jfit.mx import _alias, _check
 from jfit.mx.__main__ import main
@@ -50,10 +51,7 @@ mx.nd.later
 @functools.cache
 def table():
     """The page's generator, and the status of every name."""
-    spec = importlib.util.spec_from_file_location("mxnet_names", ROOT / "docs" / "mxnet_names.py")
-    assert spec and spec.loader
-    names = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(names)
+    names = docs_script("mxnet_names")
     return names, [state for states in names.table().values() for state in states]
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from cases import svrg as cases
 from jfit.mx.contrib.svrg_optimization.svrg_module import SVRGModule
-from jfit.mx.contrib.svrg_optimization.svrg_optimizer import _SVRGOptimizer
 
 import jfit.mx as mx
 
@@ -50,8 +49,6 @@ def test_a_layer_with_full_in_its_name_is_trained():
         module.fit(train, num_epoch=1, eval_metric="mse", optimizer_params={"learning_rate": 0.01})
         found.append(module.get_params()[0][f"{name}_weight"].asnumpy())
     np.testing.assert_array_equal(found[0], found[1])
-    made = _SVRGOptimizer("sgd", param_idx2name={0: "fc_full", 1: "full", 2: "fc_full_full"})
-    assert [made.is_full(i) for i in (0, 1, 2)] == [False, False, True]
 
 
 def test_the_first_gradient_is_taken_at_the_parameters_on_several_devices():
@@ -103,21 +100,6 @@ def test_both_modules_draw_the_same_random_numbers_for_a_batch():
         mu = module._param_dict[0]["fc_weight"].asnumpy()
         np.testing.assert_allclose(module._exec_group.grad_arrays[0][0].asnumpy(), mu, rtol=1e-5)
         module.update()
-
-
-def test_a_store_updates_parameters_and_keeps_full_gradients():
-    store = mx.kv.create("local")
-    store.set_optimizer(_SVRGOptimizer("sgd", param_idx2name={0: "weight", 1: "weight_full"}, learning_rate=1.0))
-    out = mx.nd.zeros((3,))
-    for key, first, pushed, wanted in ((0, 0, 1, -1), (1, 1, 2, 2)):
-        store.init(key, mx.nd.full((3,), first))
-        store.push(key, mx.nd.full((3,), pushed))
-        store.pull(key, out)
-        assert out.asnumpy().tolist() == [wanted] * 3
-    made = mx.optimizer.create("_SVRGOptimizer", default_optimizer="sgd", learning_rate=-1.0, momentum=0.5)
-    assert (made.default_opt.lr, made.default_opt.momentum) == (-1.0, 0.5)
-    with pytest.raises(KeyError, match="7"):
-        made.update(7, out, out, None)
 
 
 @pytest.mark.slow

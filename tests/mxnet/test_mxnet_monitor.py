@@ -213,6 +213,6 @@ def test_recurrent_networks_without_begin_states_can_be_monitored():
     loss = SYM.MakeLoss(SYM.mean(net, name="m"), name="loss")
     x = np.ones((4, 2, 3), "float32")
     params, aux = {"rnn_parameters": jnp.full(96, 0.1)}, {}
-    flows = capture_gradients(loss)(params, aux, {"data": x}, KEY, 0, 0)
+    flows = capture_gradients(loss, jfit.lower(loss).inputs)(params, aux, {"data": x}, KEY, 0, 0)
     assert {"rnn_backward_output0", "rnn_backward_output1", "m_backward_output"} <= set(flows)
     assert flows["rnn_backward_output0"].shape == x.shape

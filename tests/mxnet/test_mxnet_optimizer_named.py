@@ -73,10 +73,10 @@ def test_nadams_m_schedule_is_an_attribute_and_setting_it_does_not_recompile():
 def test_setting_momentum_later_adds_its_shared_scalars():
     optimizer, weight = opt.LARS(learning_rate=0.5, eta=0.1), MutableArray(jnp.ones(2))
     get_updater(optimizer)(0, jnp.ones(2), weight)
-    assert optimizer.cur_lr is None
+    assert not optimizer.shared.values()
     optimizer.momentum = 0.9
     get_updater(optimizer)(0, jnp.ones(2), weight)
-    assert optimizer.cur_lr == 0.5
+    assert optimizer.shared.value("rate") == 0.5
 
 
 def test_test_adds_gradients_and_counts_its_updates():

@@ -87,12 +87,11 @@ def test_twenty_updates_have_the_numbers_of_one_device_also_if_a_context_is_pass
     [
         {"kvstore": None},
         {"kvstore": "device", "compression": {"type": "2bit", "threshold": 0.01}},
-        {"kvstore": "device", "compression": {"type": "1bit"}},
         {"kvstore": "device", "compression": {"type": "bfloat16"}},
         {"optimizer": "nadam", "optimizer_params": {"learning_rate": 0.01}},
         {"optimizer": HalfStep(rescale_grad=0.125), "optimizer_params": {}},
     ],
-    ids=["no store", "2bit", "1bit", "bfloat16", "nadam", "python"],
+    ids=["no store", "2bit", "bfloat16", "nadam", "python"],
 )
 def test_stores_and_optimizers_work_as_without_groups(options):
     def trained(groups):

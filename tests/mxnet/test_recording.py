@@ -104,6 +104,7 @@ def test_what_a_backward_pass_used_is_freed_although_the_loss_is_kept():
         loss = hidden.sum()
     del hidden
     loss.backward()
+    loss.wait_to_read()
     tape = weakref.ref(mx.autograd.Tape())
     del data
     gc.collect()

@@ -126,25 +126,7 @@ def test_packed_and_unpacked_2_bit_quantization_agree_bit_by_bit(devices, thresh
             assert_equal(results[0], results[1])
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
-def test_1_bit_quantization_sends_signs_and_the_mean_magnitude(devices, rng):
-    rule, local = reduce.one_bit(), None
-    residuals = {k: np.zeros_like(v) for k, v in gradients_of(devices, rng).items()}
-    for _ in range(3):
-        gradients = gradients_of(devices, rng)
-        gradients["b"][0] = 0
-        result, sums, local = on_devices(rule, gradients, local, jnp.arange(devices))
-        assert sums.tolist() == [devices * (devices - 1) // 2] * devices
-        for k, g in gradients.items():
-            total = residuals[k] + np.asarray(g)
-            scale = np.abs(total).reshape(devices, -1).mean(axis=1).reshape(devices, *[1] * (g.ndim - 1))
-            sent = np.where(total >= 0, scale, -scale)
-            residuals[k] = total - sent
-            np.testing.assert_allclose(result[k], np.broadcast_to(sent.sum(axis=0), g.shape), rtol=1e-5, atol=1e-6)
-            np.testing.assert_allclose(local[k], residuals[k], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["psum", "bfloat16", "2bit", "1bit"])
+@pytest.mark.parametrize("name", ["psum", "bfloat16", "2bit"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_gradient_that_is_not_finite_on_one_device_shows_in_the_result(name, value, rng):
     rule, gradients = reduce.get(name), gradients_of(4, rng)
@@ -159,7 +141,7 @@ def test_a_gradient_that_is_not_finite_on_one_device_shows_in_the_result(name, v
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
 
 
-@pytest.mark.parametrize("name", ["psum", "bfloat16", "2bit", "1bit"])
+@pytest.mark.parametrize("name", ["psum", "bfloat16", "2bit"])
 def test_rules_keep_dtypes_and_sum_the_rows_of_tables(name, rng):
     rows = SparseRows(jnp.array([[2, 0, 2], [1, 1, 3]]), jnp.asarray(rng.normal(size=(2, 3, 2)), jnp.float32))
     rule, tables = reduce.get(name), {"t": jnp.zeros((2, 4, 2)), "h": jnp.zeros((2, 5), jnp.float16), "e": jnp.zeros((2, 0))}
@@ -210,7 +192,7 @@ def test_psum_is_one_all_reduce_of_the_gradients_and_a_few_scalars(case):
 @pytest.mark.parametrize("devices", [2, 8])
 def test_each_rule_sends_its_bytes(devices):
     sent, shapes = {}, {"w": (300, 80), "b": (300,)}
-    for name in ("psum", "bfloat16", "2bit", "1bit"):
+    for name in ("psum", "bfloat16", "2bit"):
         rule = reduce.get(name)
 
         def apply(gradients, sums, local, *, axis_name, rule=rule):
@@ -231,7 +213,6 @@ def test_each_rule_sends_its_bytes(devices):
         "psum": 8 * ring,
         "bfloat16": 4 * ring,
         "2bit": (devices - 1) / 4 if devices == 2 else ring * (1 / 4 + 4 / 6),  # sums of 8 devices: 5 bits, 6 in a word
-        "1bit": (devices - 1) / 8,
     }
     assert sent == pytest.approx(expected, rel=0.02)  # the last words are padded
 
@@ -250,7 +231,7 @@ def test_training_with_packed_words_has_the_bits_of_the_unpacked_rule(devices):
     assert_equal(states[0]._replace(metrics=None), states[1]._replace(metrics=None))
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "2bit", "1bit"])
+@pytest.mark.parametrize("name", ["bfloat16", "2bit"])
 def test_replicas_stay_equal_and_the_second_step_compiles_nothing(name):
     parallel, state, batch = step_of(mlp(), 4, name)
     state, _ = parallel(state, batch)
@@ -262,7 +243,7 @@ def test_replicas_stay_equal_and_the_second_step_compiles_nothing(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["2bit", "1bit"])
+@pytest.mark.parametrize("name", ["2bit"])
 def test_a_resumed_run_has_the_residuals_and_bits_of_an_uninterrupted_one(name, tmp_path, rng):
     x = rng.normal(size=(64, 3)).astype(np.float32)
     fc = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=1, name="fc")
@@ -276,7 +257,7 @@ def test_a_resumed_run_has_the_residuals_and_bits_of_an_uninterrupted_one(name, 
         jfit.fit(net, data, num_epoch=5, checkpoint=tmp_path, resume=True, **{**settings, "devices": 2})
 
 
-@pytest.mark.parametrize("name", ["2bit", "1bit"])
+@pytest.mark.parametrize("name", ["2bit"])
 def test_a_nan_gradient_on_one_device_ends_in_first_bad_step(name):
     """At s = 0, 0 * sqrt(s) is 0 and its gradient is NaN: the loss of that step is finite, that of the next is NaN."""
 
@@ -306,7 +287,7 @@ def test_residuals_of_other_devices_raise_and_rules_without_state_drop_them(tmp_
     for rule in ("psum", "bfloat16", "sharded"):
         assert jfit.data_parallel(step, 2, reduce=rule).place(placed[4]).local is None
     path = jfit.checkpoint.save(tmp_path, placed[4])
-    with pytest.raises(ValueError, match=r"local/w is in the checkpoint.*residuals of reduce='2bit' or '1bit', one per device"):
+    with pytest.raises(ValueError, match=r"local/w is in the checkpoint.*residuals of reduce='2bit', one per device"):
         jfit.checkpoint.restore(path, like=state)
 
 
@@ -326,12 +307,12 @@ def test_a_run_resumed_with_another_rule_starts_with_residuals_of_0_or_drops_the
     with pytest.warns(UserWarning, match="they start at 0"):
         trained = run(2, "2bit", resume=True, resume_with="reduce")
     assert np.any(trained.state.local["w"])
-    with pytest.warns(UserWarning, match="has residuals of reduce='2bit' or '1bit'.*: they are dropped"):
+    with pytest.warns(UserWarning, match="has residuals of reduce='2bit'.*: they are dropped"):
         dropped = run(2, "psum", resume=True, resume_with="reduce")
     assert dropped.state.local is None
     assert_equal(dropped.params, trained.params)
 
 
 def test_unknown_rules_and_thresholds_raise():
-    with pytest.raises(ValueError, match="reduce is 'two'; expected one of 'psum', 'bfloat16', '2bit', '1bit', "):
+    with pytest.raises(ValueError, match="reduce is 'two'; expected one of 'psum', 'bfloat16', '2bit', "):
         reduce.get("two")

@@ -409,7 +409,7 @@ def _(rng):
         "cross-entropy": lambda o, y: sk.log_loss(y, expit(o.astype("float64"))),
         "roc_auc": lambda o, y: sk.roc_auc_score(y, o),
     }
-    named = [*jfit.metrics.get(["acc", "ce"]), jfit.metrics.roc_auc(bins=None)]
+    named = [*jfit.metrics.get(["acc", "ce"]), jfit.metrics.roc_auc(bins=1 << 16)]
     return binary(rng, loss=SIGMOID, fit={"eval_metric": named}, metrics=metrics)
 
 

@@ -12,9 +12,6 @@ import numpy as np
 
 import jfit
 from jfit.ops import Ctx, RowLayout, lookup
-from jfit.ops.__main__ import load_all
-
-load_all()
 
 
 @functools.cache

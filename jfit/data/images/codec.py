@@ -171,16 +171,14 @@ def to_image(array: np.ndarray) -> Any:
     return pillow().fromarray(np.ascontiguousarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array))
 
 
-def resize(array: np.ndarray, width: int, height: int, interp: int = 2, antialias: bool = False) -> np.ndarray:
-    """Resize an image.
+def resize(array: np.ndarray, width: int, height: int, interp: int = 2) -> np.ndarray:
+    """Resize an image; a new pixel is computed from 2, 4 or 8 pixels per axis, as in OpenCV and MXNet.
 
     Args:
         array: (H, W, channels) uint8 or float32.
         width: new width in pixels.
         height: new height in pixels.
         interp: 0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos.
-        antialias: whether to widen the filter when the image shrinks, so that it covers all pixels (Pillow's filters); else it
-            covers 2, 4 or 8 pixels per axis, as in OpenCV and MXNet.
 
     Returns:
         (height, width, channels) of the same dtype.
@@ -194,12 +192,4 @@ def resize(array: np.ndarray, width: int, height: int, interp: int = 2, antialia
     """
     if array.shape[:2] == (height, width):
         return array
-    if not antialias:
-        return resample(array, (width, height), interp)
-    method = getattr(pillow().Resampling, INTERPOLATIONS[interp])
-    if array.dtype == np.uint8 and array.shape[2] in (1, 3, 4):
-        out = np.array(to_image(array).resize((width, height), method))
-        return out[..., None] if out.ndim == 2 else out
-    # Pillow's float images have one channel.
-    planes = [pillow().fromarray(np.ascontiguousarray(array[..., c], np.float32)) for c in range(array.shape[2])]
-    return np.stack([np.array(plane.resize((width, height), method)) for plane in planes], axis=2).astype(array.dtype)
+    return resample(array, (width, height), interp)

@@ -7,8 +7,8 @@ import contextlib
 import itertools
 import json
 import mmap
+import multiprocessing
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,8 +16,9 @@ import tempfile
 import time
 import weakref
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,13 @@ _ENVIRONMENT = {
 _VIEWS = 2  # number of batches that the user may hold as views of the shared memory; further batches are copies
 _ALIGN = 64  # XLA's CPU backend uses host memory with this alignment without a copy
 RowOffsets = Sequence[tuple[int, int]]  # (row number, byte offset of its record)
+
+
+class Worker(NamedTuple):
+    """A worker process, and the pipe of its tasks and answers."""
+
+    process: subprocess.Popen[bytes]
+    pipe: Connection
 
 
 class SlotArray:
@@ -78,23 +86,22 @@ class Pool:
         bounds = [batch_size * k // workers for k in range(workers + 1)]
         self._parts = [(low, high) for low, high in itertools.pairwise(bounds) if high > low]
         total = self._slot * self._slots
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._unread: dict[int, bytearray] = {}  # process id -> bytes that its pipe sent, but `_line` has not returned yet
+        self._workers: list[Worker] = []
         self.owner = os.getpid()  # a forked copy of this process must not use the workers
-        self._finalizer = weakref.finalize(self, _stop, self._processes, os.getpid())
+        self._finalizer = weakref.finalize(self, _stop, self._workers, os.getpid())
         handle = _shared_file(total)
         try:
             self._memory = mmap.mmap(handle, total)
             for _ in self._parts:
-                self._processes.append(_start(handle))
+                self._workers.append(_start(handle))
         except BaseException:
             self._finalizer()  # stop the workers already started
             raise
         finally:
             os.close(handle)
         setup = {"path": _import_path(self.job.path), "bytes": total, "job": {**job._asdict(), "recipe": job.recipe._asdict()}}
-        for process in self._processes:
-            self._send(process, setup)
+        for worker in self._workers:
+            _send(worker, setup)
 
     @property
     def pending(self) -> int:
@@ -104,7 +111,7 @@ class Pool:
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
-        return [process.pid for process in self._processes]
+        return [worker.process.pid for worker in self._workers]
 
     def submit(self, rows: RowOffsets, epoch: int) -> None:
         """Start decoding a batch; fewer than `ahead` batches may be pending.
@@ -116,9 +123,9 @@ class Pool:
         slot = self._free.pop()
         self._pending.append((slot, rows))
         start = slot * self._slot
-        for process, (low, high) in zip(self._processes, self._parts, strict=True):
+        for worker, (low, high) in zip(self._workers, self._parts, strict=True):
             labels, data = start + low * self.job.label_width * 4, start + self._labels + low * self._row
-            self._send(process, {"rows": rows[low:high], "count": high - low, "epoch": epoch, "labels": labels, "data": data})
+            _send(worker, {"rows": rows[low:high], "count": high - low, "epoch": epoch, "labels": labels, "data": data})
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """Wait for the oldest pending batch and return (data, labels).
@@ -132,8 +139,8 @@ class Pool:
             RuntimeError: a worker died, or gave no sign for `LOST_SECONDS`; the pool is closed.
         """
         slot, rows = self._pending.popleft()
-        parts = zip(self._processes, self._parts, strict=True)
-        answers = [self._answer(process, rows[low:high]) for process, (low, high) in parts]  # all of them, even after an error
+        parts = zip(self._workers, self._parts, strict=True)
+        answers = [self._answer(worker, rows[low:high]) for worker, (low, high) in parts]  # all of them, even after an error
         start = slot * self._slot
         failed = next((answer for answer in answers if "done" not in answer), None)
         if failed is not None:
@@ -158,55 +165,40 @@ class Pool:
         self._pending.clear()
         self._finalizer()
 
-    def _answer(self, process: subprocess.Popen[bytes], rows: RowOffsets) -> dict[str, Any]:
-        line = self._line(process, rows)
-        if not line:
+    def _answer(self, worker: Worker, rows: RowOffsets) -> dict[str, Any]:
+        """Wait for the next answer of a worker that decodes `rows`."""
+        self._wait(worker, rows)
+        try:
+            return json.loads(worker.pipe.recv_bytes())
+        except (EOFError, OSError):
             self.close()
-            status = f"status {process.returncode} (-9: killed, perhaps out of memory)"
-            raise RuntimeError(f"a worker that decodes {self.job.path} ended with {status}.")
-        return json.loads(line)
+            status = f"status {worker.process.returncode} (-9: killed, perhaps out of memory)"
+            raise RuntimeError(f"a worker that decodes {self.job.path} ended with {status}.") from None
 
-    def _line(self, process: subprocess.Popen[bytes], rows: RowOffsets) -> bytes:
-        """Return the next line that a worker writes, or b"" if it has closed its output."""
-        unread, handle = self._unread.setdefault(process.pid, bytearray()), _pipe(process.stdout).fileno()
-        while (end := unread.find(b"\n") + 1) == 0:
-            self._wait(process, handle, select.POLLIN, rows)
-            part = os.read(handle, 1 << 16)
-            if not part:
-                return b""
-            unread += part
-        line = bytes(unread[:end])
-        del unread[:end]
-        return line
-
-    def _send(self, process: subprocess.Popen[bytes], message: Any) -> None:
-        text, handle = json.dumps(message).encode() + b"\n", _pipe(process.stdin).fileno()
-        rows = self._pending[0][1] if self._pending else ()
-        with contextlib.suppress(BrokenPipeError):  # `_answer` detects a dead worker
-            while text:
-                self._wait(process, handle, select.POLLOUT, rows)
-                text = text[os.write(handle, text[: select.PIPE_BUF]) :]  # more would wait for the worker, without `_wait`
-
-    def _wait(self, process: subprocess.Popen[bytes], handle: int, event: int, rows: RowOffsets) -> None:
-        """Wait until a pipe of a worker that decodes `rows` is ready; raise after `LOST_SECONDS` and at Ctrl-C."""
-        poll, seconds, last = select.poll(), 0.0, time.monotonic()
-        poll.register(handle, event)
+    def _wait(self, worker: Worker, rows: RowOffsets) -> None:
+        """Wait until a worker that decodes `rows` answers or ends; raise after `LOST_SECONDS` and at Ctrl-C."""
+        seconds, last = 0.0, time.monotonic()
         numbers = ", ".join(str(row) for row, _ in rows[:4]) + ", ..." * (len(rows) > 4)
         where = f"{self.job.path} (rows {numbers})" if rows else self.job.path
-        patience = Patience(lambda _: f"worker process {process.pid}, which decodes {where},")
-        while not poll.poll(1000 * interrupts.WAIT_SECONDS):
+        patience = Patience(lambda _: f"worker process {worker.process.pid}, which decodes {where},")
+        while not worker.pipe.poll(interrupts.WAIT_SECONDS):
             interrupts.check()
             now = time.monotonic()
             # a pause of this process, such as a suspended job, is no wait for the worker
             seconds, last = seconds + min(now - last, 10 * interrupts.WAIT_SECONDS), now
             patience(0, seconds)
             if seconds >= LOG_SECONDS:
-                for worker in self._processes:
-                    worker.send_signal(signal.SIGCONT)  # no effect on a process that is only slow
+                for each in self._workers:
+                    each.process.send_signal(signal.SIGCONT)  # no effect on a process that is only slow
             if seconds >= LOST_SECONDS:
                 self.close()
-                silent = f"worker process {process.pid}, which decodes {where}, has given no sign for {seconds:.0f} s"
+                silent = f"worker process {worker.process.pid}, which decodes {where}, has given no sign for {seconds:.0f} s"
                 raise RuntimeError(f"{silent}: its disk may not answer. Training can be resumed from the last checkpoint.")
+
+
+def _send(worker: Worker, message: Any) -> None:
+    with contextlib.suppress(OSError):  # `Pool._answer` detects a dead worker
+        worker.pipe.send_bytes(json.dumps(message).encode())
 
 
 def _shared_file(size: int) -> int:
@@ -232,47 +224,33 @@ def _import_path(data: str | os.PathLike[str]) -> list[str]:
     return packages + [folder for folder in sys.path if os.path.realpath(folder) not in excluded]
 
 
-def _start(handle: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, **_ENVIRONMENT}
+def _start(handle: int) -> Worker:
     # In a new session, Ctrl-C in a terminal interrupts only the parent, which then ends the workers.
-    # Answers have a pipe of their own, because what is imported at the start of Python (sitecustomize) may print; -I: Python
-    # imports nothing from the current folder, nor from PYTHONPATH.
-    answers, write = os.pipe()
-    try:
+    # Tasks and answers have a pipe of their own, because what is imported at the start of Python (sitecustomize) may print; -I:
+    # Python imports nothing from the current folder, nor from PYTHONPATH.
+    pipe, other_end = multiprocessing.Pipe()
+    with other_end:
         process = subprocess.Popen(
-            [sys.executable, "-I", str(_WORKER), str(handle), str(write)],
-            stdin=subprocess.PIPE,
+            [sys.executable, "-I", str(_WORKER), str(handle), str(other_end.fileno())],
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            pass_fds=(handle, write),
-            env=environment,
+            pass_fds=(handle, other_end.fileno()),
+            env={**os.environ, **_ENVIRONMENT},
             start_new_session=True,
         )
-    except BaseException:
-        os.close(answers)
-        raise
-    finally:
-        os.close(write)
-    process.stdout = os.fdopen(answers, "rb")
-    return process
+    return Worker(process, pipe)
 
 
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None
-    return pipe
-
-
-def _stop(processes: list[subprocess.Popen[bytes]], owner: int) -> None:
+def _stop(workers: list[Worker], owner: int) -> None:
     if os.getpid() != owner:
         return
-    for process in processes:
-        process.terminate()  # do not wait for a worker to finish its batch
+    for worker in workers:
+        worker.process.terminate()  # do not wait for a worker to finish its batch
     deadline = time.monotonic() + _END_SECONDS
-    for process in processes:
+    for process, pipe in workers:
         try:
             process.wait(max(deadline - time.monotonic(), 0))
         except subprocess.TimeoutExpired:  # a stopped process (SIGSTOP) gets SIGTERM when it continues
             process.kill()
             process.wait()
-        with contextlib.suppress(BrokenPipeError):
-            _pipe(process.stdin).close()
-        _pipe(process.stdout).close()
+        pipe.close()

@@ -1,7 +1,7 @@
 """Resize images in NumPy as OpenCV does: a new pixel is a weighted sum of a few old pixels along each axis.
 
 The center of new pixel i has the old coordinate c = (i + 1/2) · old / new - 1/2.  Shrinking does not antialias, except with
-`AREA`; Pillow's filters (`resize(..., antialias=True)`) do.
+`AREA`; Pillow's filters (`Recipe.antialias`) do.
 
 Source: OpenCV's documentation of `resize`; Keys 1981, "Cubic convolution interpolation" (a = -3/4); Lanczos with 8 taps.
 """

@@ -1,18 +1,18 @@
-"""Program of a worker process: reads tasks from standard input, decodes images into memory shared with the parent process.
+"""Program of a worker process: reads tasks from a pipe, decodes images into memory shared with the parent process.
 
 It is run by its path, so that neither the user's script nor JAX is imported: it imports NumPy, Pillow and a few files of jfit.
-Tasks and answers are lines of JSON; answers are written to a pipe, whose file descriptor is the second argument.  It ends at
-the end of its input, that is, when the parent closes the pipe or dies.
+Tasks and answers are JSON; the file descriptor of the pipe is the second argument.  It ends when the parent closes the pipe or
+dies.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
-import os
 import sys
 import traceback
 import types
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,9 @@ def bare_packages() -> None:
             sys.modules[name] = package
 
 
-def main(handle: int, answers: int) -> None:
-    """Read the settings from the first line of the input, then run one task per line until the end."""
-    lines = iter(sys.stdin.buffer.readline, b"")
-    setup = json.loads(next(lines, b"null"))
-    if setup is None:
-        return
+def main(handle: int, pipe: Connection) -> None:
+    """Read the settings from the first message, then run one task per message until the end."""
+    setup = json.loads(pipe.recv_bytes())
     sys.path[:] = setup["path"]
     bare_packages()
     import numpy as np
@@ -41,12 +38,11 @@ def main(handle: int, answers: int) -> None:
     from jfit.data.images.recipe import Recipe
     from jfit.data.images.source import Job, RowDecoder
 
-    output = os.fdopen(answers, "w")
     memory = mmap.mmap(handle, setup["bytes"])
     job = Job(**{**setup["job"], "recipe": Recipe(**setup["job"]["recipe"])})
     decoder: Any = None
-    for line in lines:
-        task = json.loads(line)
+    while True:
+        task = json.loads(pipe.recv_bytes())
         try:
             decoder = decoder or RowDecoder(job)
             data = np.ndarray((task["count"], *job.data_shape()), job.recipe.dtype, memory, task["data"])
@@ -56,12 +52,11 @@ def main(handle: int, answers: int) -> None:
         except Exception as error:
             fields = [getattr(error, name, None) for name in ("path", "where", "problem", "remedy")]  # of a FormatError
             answer = {"format": fields} if all(isinstance(f, str) for f in fields) else {"error": traceback.format_exc()}
-        output.write(json.dumps(answer) + "\n")
-        output.flush()
+        pipe.send_bytes(json.dumps(answer).encode())
 
 
 if __name__ == "__main__":
     try:
-        main(int(sys.argv[1]), int(sys.argv[2]))
-    except (BrokenPipeError, KeyboardInterrupt):
+        main(int(sys.argv[1]), Connection(int(sys.argv[2])))
+    except (EOFError, ConnectionError, KeyboardInterrupt):
         sys.exit(0)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit.mxnet.errors import data_dir
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array, zeros
 
@@ -97,9 +98,8 @@ class Vocabulary:
         return _each(indices, self._token)
 
     def _token(self, index: Any) -> Any:
-        if not isinstance(index, int) or index >= len(self):
-            kind = ValueError if isinstance(index, int) else TypeError
-            raise kind(f"{index!r} is no index of a token; expected an int below {len(self)}")
+        if index >= len(self):
+            raise ValueError(f"{index} is no index of a token; expected an int below {len(self)}")
         return self.idx_to_token[index]
 
 
@@ -209,7 +209,6 @@ class _Pretrained(_TokenEmbedding):
         kwargs: see `CustomEmbedding`.
 
     Raises:
-        KeyError: MXNet has no such file.
         FileNotFoundError: the file does not exist; files are not downloaded.
     """
 
@@ -220,10 +219,7 @@ class _Pretrained(_TokenEmbedding):
         init_unknown_vec: Callable[..., Any] | None = None, vocabulary: Vocabulary | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         name, kind = pretrained_file_name or self.pretrained_file_names[0], type(self).__name__.lower()
-        if name not in self.pretrained_file_names:
-            raise KeyError(f"{name!r} is no file of {kind}; the files are {', '.join(self.pretrained_file_names)}")
-        home = os.environ.get("MXNET_HOME", os.path.join("~", ".mxnet"))
-        path = os.path.expanduser(os.path.join(embedding_root or os.path.join(home, "embeddings"), kind, name))
+        path = os.path.expanduser(os.path.join(embedding_root or os.path.join(data_dir(), "embeddings"), kind, name))
         if not os.path.exists(path):
             raise FileNotFoundError(f"{path} does not exist, and files are not downloaded: fetch {name} and put it there.")
         super().__init__(**kwargs)
@@ -289,10 +285,10 @@ def create(embedding_name: str, **kwargs: Any) -> Any:
         AssertionError: there is no such name.
 
     Example:
-        >>> create("glove", pretrained_file_name="glove.txt")  # doctest: +ELLIPSIS
+        >>> create("glove", embedding_root="/none")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        KeyError: "'glove.txt' is no file of glove; the files are glove.840B.300d.txt, glove.42B.300d.txt, ...
+        FileNotFoundError: /none/glove/glove.840B.300d.txt does not exist, and files are not downloaded: ...
     """
     known = _REGISTRY.get(embedding_name.lower())
     assert known is not None, f"{embedding_name!r} is no registered embedding; there are {sorted(_REGISTRY)}"
@@ -316,6 +312,4 @@ def get_pretrained_file_names(embedding_name: str | None = None) -> Any:
         ['wiki.simple.vec', 'wiki.en.vec', 'crawl-300d-2M.vec']
     """
     names = {name: list(getattr(cls, "pretrained_file_names", ())) for name, cls in _REGISTRY.items()}
-    if embedding_name is not None and embedding_name not in names:
-        raise KeyError(f"{embedding_name!r} is no registered embedding; there are {sorted(names)}")
     return names if embedding_name is None else names[embedding_name]

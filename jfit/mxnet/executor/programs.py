@@ -21,34 +21,15 @@ from jfit.ops.rules import dtype_of
 from jfit.programs import Program, kept, settings
 from jfit.step.slices import part_key
 
-_COMPARISONS = [
-    "equal",
-    "not_equal",
-    "greater",
-    "greater_equal",
-    "lesser",
-    "lesser_equal",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-]
+_COMPARISONS = "equal not_equal greater greater_equal lesser lesser_equal logical_and logical_or logical_xor"
+_CONSTANT = """
+    BlockGrad zeros_like ones_like argmax argmin argmax_channel argsort one_hot shape_array size_array logical_not
+    sign floor ceil round rint fix trunc _contrib_Proposal _contrib_MultiProposal
+"""
 # operators that block gradients, so that their outputs need no head gradient
 _STOPS = {
-    *[
-        "BlockGrad",
-        "zeros_like",
-        "ones_like",
-        "argmax",
-        "argmin",
-        "argmax_channel",
-        "argsort",
-        "one_hot",
-        "shape_array",
-        "size_array",
-        "logical_not",
-    ],
-    *["sign", "floor", "ceil", "round", "rint", "fix", "trunc", "_contrib_Proposal", "_contrib_MultiProposal"],
-    *(name for c in _COMPARISONS for name in (f"_{c}", f"_{c}_scalar", f"broadcast_{c}")),
+    *_CONSTANT.split(),
+    *(name for c in _COMPARISONS.split() for name in (f"_{c}", f"_{c}_scalar", f"broadcast_{c}")),
 }
 
 Arrays = dict[str, Array]

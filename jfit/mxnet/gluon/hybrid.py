@@ -128,13 +128,15 @@ class HybridBlock(Block):
             ValueError: the arguments mix NDArrays and Symbols, or contain neither; or the block is hybridized, and they are on
                 several contexts, or nested differently from those of the first call.
         """
-        leaves = list(leaves_of((x, *args)))
-        arrays, symbols = ([v for v in leaves if isinstance(v, kind)] for kind in (NDArray, Graph))
-        if bool(arrays) == bool(symbols):
-            found = "both NDArrays and Symbols" if arrays else "neither an NDArray nor a Symbol"
-            raise ValueError(f"{self.name} was called with {found}; pass either NDArrays or Symbols")
-        if symbols:
-            return self._as_symbols(x, *args)
+        arrays: Any = (x, *args)
+        if not all([isinstance(v, NDArray) for v in arrays]):  # noqa: C419 (a list is faster)
+            leaves = list(leaves_of(arrays))
+            arrays, symbols = ([v for v in leaves if isinstance(v, kind)] for kind in (NDArray, Graph))
+            if bool(arrays) == bool(symbols):
+                found = "both NDArrays and Symbols" if arrays else "neither an NDArray nor a Symbol"
+                raise ValueError(f"{self.name} was called with {found}; pass either NDArrays or Symbols")
+            if symbols:
+                return self._as_symbols(x, *args)
         ctx = arrays[0].ctx
         with ctx:
             if self._active:
@@ -170,10 +172,13 @@ class HybridBlock(Block):
     def _call_cached_op(self, *args: Any) -> Any:
         params = self._build_cache(*args) if self._cached_params is None else self._cached_params
         flat, form = flatten(args, "inputs")
-        self._check_structure(form)
+        if form != self._in_format:
+            self._check_structure(form)
         inputs, out = self._cached_graph
         arrays = dict(zip([v.name for v in inputs], [v for v in flat if v is not None], strict=True))
-        arrays.update({name: param.data() for name, param in params.items()})
+        for name, param in params.items():
+            cells = param._data if param._stype == "default" else None
+            arrays[name] = cells[0] if cells is not None and len(cells) == 1 else param.data()
         return regroup((self._watched if self._op_hook else call_graph)(out, arrays), self._out_format)
 
     def _watched(self, out: Any, arrays: dict[str, Any]) -> list[Any]:

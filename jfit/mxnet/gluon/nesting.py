@@ -47,6 +47,8 @@ def regroup(leaves: Sequence[Any], form: Any) -> Any:
         >>> regroup([1, 2, None, 3], [0, [0, -1], 0])
         [1, [2, None], 3]
     """
+    if form == 0:
+        return leaves[0]
     rest = iter(leaves)
 
     def build(form: Any) -> Any:

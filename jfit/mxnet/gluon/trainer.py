@@ -317,7 +317,7 @@ class Trainer:
         self._optimizer.rescale_grad = scale
 
     def _trainable(self) -> list[tuple[int, Parameter]]:
-        return [(i, p) for i, p in enumerate(self._params) if p.grad_req != "null"]
+        return [(i, p) for i, p in enumerate(self._params) if p._grad_req != "null"]
 
     def _check_fresh(self, ignore_stale_grad: bool) -> None:
         for _, param in [] if ignore_stale_grad else self._trainable():
@@ -331,8 +331,7 @@ class Trainer:
         assert not updates, f"{method}(): the store updates the parameters; pass update_on_kvstore=False to Trainer."
 
     def _allreduce(self) -> None:
-        trainable = self._trainable()
-        if self._kvstore is None or not trainable:
+        if self._kvstore is None or not (trainable := self._trainable()):
             return
         keys = [i for i, _ in trainable]
         cells = [p._cells(p._with_grad()) for _, p in trainable]
@@ -363,7 +362,7 @@ class Trainer:
 
 def _stored(param: Parameter, gradient: Any) -> Any:
     """Return the gradient, as a `MutableRowSparse` if the parameter's grad_stype is row_sparse."""
-    return MutableRowSparse(as_array(gradient)) if param.grad_stype == "row_sparse" else gradient
+    return MutableRowSparse(as_array(gradient)) if param._grad_stype == "row_sparse" else gradient
 
 
 def _run(updater: Any, batch: list[tuple[int, Any, Any]]) -> None:

@@ -21,7 +21,7 @@ from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.mutable import MutableArray, mutable_class
 from jfit.mxnet.ndarray.array import NDArray, copy_as, function
 from jfit.mxnet.ndarray.create import as_ndarrays
-from jfit.mxnet.numpy.arrays import current_kind
+from jfit.mxnet.numpy.arrays import current_kind, write
 
 _MAX_TRIES = 10
 _ISOLATED = 16  # OpenCV's flag of a border type, which has no effect on whole images
@@ -59,7 +59,7 @@ def imdecode(buf: Any, flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -
     content = buf.asnumpy().tobytes() if isinstance(buf, MutableArray) else bytes(buf)
     with translated():
         array = decode(content, "RGB" if flag else "L")
-    return _to_out(created(array[..., ::-1] if flag and not to_rgb else array, current_kind()), out)
+    return write(out, created(array[..., ::-1] if flag and not to_rgb else array, current_kind()))
 
 
 def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -> NDArray:
@@ -86,19 +86,12 @@ def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: int | bool =
     """
     with translated():
         array = decode(read_file(filename), "RGB" if flag else "L", filename)
-    return _to_out(created(array[..., ::-1] if flag and not to_rgb else array, current_kind()), out)
+    return write(out, created(array[..., ::-1] if flag and not to_rgb else array, current_kind()))
 
 
 def created(value: np.ndarray, kind: Any) -> Any:
     """Return a new array of a class with a copy of the value."""
     return kind(copy_as(value, value.dtype))
-
-
-def _to_out(result: Any, out: Any) -> Any:
-    if out is None:
-        return result
-    out[:] = result
-    return out
 
 
 def imresize(src: Any, w: int, h: int, interp: int = 1, out: Any = None) -> Any:
@@ -122,7 +115,7 @@ def imresize(src: Any, w: int, h: int, interp: int = 1, out: Any = None) -> Any:
     """
     if not 0 <= interp <= 4:
         raise MXNetError(f"imresize: interp is {interp}, expected 0 (nearest) to 4 (Lanczos)")
-    return _to_out(on_host(src, lambda image: resized(image, w, h, interp)), out)
+    return write(out, on_host(src, lambda image: resized(image, w, h, interp)))
 
 
 def interpolation_of(interp: int, sizes: Sequence[int] = ()) -> int:
@@ -274,9 +267,7 @@ def color_normalize(src: Any, mean: Any, std: Any = None) -> Any:
 
 def as_float32(value: Any) -> np.ndarray | None:
     """Convert an NDArray, list or number to a float32 NumPy array; None stays None."""
-    if value is None:
-        return None
-    return np.asarray(value.asnumpy() if isinstance(value, MutableArray) else value, np.float32)
+    return None if value is None else np.asarray(value, np.float32)
 
 
 def imrotate(src: Any, rotation_degrees: Any, zoom_in: bool = False, zoom_out: bool = False) -> NDArray:
@@ -304,8 +295,7 @@ def imrotate(src: Any, rotation_degrees: Any, zoom_in: bool = False, zoom_out: b
     if src.ndim == 3:
         return imrotate(src.expand_dims(0), rotation_degrees, zoom_in, zoom_out)[0]
     count, _, height, width = src.shape
-    degrees = rotation_degrees.asnumpy() if isinstance(rotation_degrees, MutableArray) else np.asarray(rotation_degrees)
-    angle = np.radians(np.broadcast_to(degrees.astype(np.float64), (count,)))
+    angle = np.radians(np.broadcast_to(np.asarray(rotation_degrees, np.float64), (count,)))
     cosine, sine = np.cos(angle), np.sin(angle)
     # sides of the bounding box of the rotated image relative to those of the image
     reach = [abs(cosine) + abs(sine) * b / a for a, b in ((width, height), (height, width))]

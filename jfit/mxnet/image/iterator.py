@@ -44,7 +44,7 @@ class ImageIter(DataIter):
         imglist: list of [label, file name] or [label, label, ..., file name].
         data_name: name of the images.
         label_name: name of the labels.
-        dtype: float32, float64, int32 or int64, to which labels of a list are cast when read; batches have float32 labels.
+        dtype: dtype to which labels of a list are cast when read; batches have float32 labels.
         last_batch_handle: "pad", "discard" or "roll_over", see `NDArrayIter`.
 
     Raises:
@@ -85,7 +85,6 @@ class ImageIter(DataIter):
     ) -> None:
         super().__init__(batch_size)
         checks.one_of(HANDLES, last_batch_handle=last_batch_handle)
-        checks.one_of(("float32", "float64", "int32", "int64"), dtype=np.dtype(dtype))
         if not 0 <= part_index < num_parts:
             raise ValueError(f"part_index is {part_index}, num_parts {num_parts}; expected 0 <= part_index < num_parts.")
         self.check_data_shape(data_shape)

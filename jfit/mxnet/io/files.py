@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
-import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -24,7 +23,7 @@ _TEXTS = ("dtype", "data_name", "label_name", "image", "label", "data_csv", "lab
 
 
 class MXDataIter(DataIter):
-    """Base of MXNet's iterators over files: one data array and one label array per batch, and a preview of the first batch.
+    """Base of MXNet's iterators over files: one data array and one label array per batch.
 
     Args:
         args: those of the subclass.
@@ -34,11 +33,9 @@ class MXDataIter(DataIter):
         >>> from pathlib import Path
         >>> _ = Path("x.csv").write_text("1,2\\n3,4\\n")
         >>> it = CSVIter(data_csv="x.csv", data_shape=(2,), batch_size=2)
-        >>> isinstance(it, MXDataIter), it.first_batch.data[0].shape, it.next().pad
-        (True, (2, 2), 0)
+        >>> isinstance(it, MXDataIter), it.next().data[0].shape
+        (True, (2, 2))
     """
-
-    _skips_load = False
 
     def next(self) -> DataBatch:
         """Return the next batch.
@@ -46,31 +43,10 @@ class MXDataIter(DataIter):
         Raises:
             StopIteration: the epoch has ended.
         """
-        if self._skips_load and getattr(self, "batches_read", 0):
-            return self._batch()
         with _as_mxnet_error():
             if not self.iter_next():
                 raise StopIteration
-        return self._batch()
-
-    def _batch(self) -> DataBatch:
         return DataBatch([self.getdata()], [self.getlabel()], self.getpad(), self.getindex())
-
-    @property
-    def first_batch(self) -> DataBatch | None:
-        """The first batch, without advancing the iterator; None once a batch has been read."""
-        if getattr(self, "batches_read", 0):
-            return None
-        source: Any = self
-        start = source.state_dict()
-        batch = self.next()
-        source.load_state_dict(start)
-        return batch
-
-    def debug_skip_load(self) -> None:
-        """Make `next` return the last batch read again and again, to time the training without the data loading."""
-        self._skips_load = True
-        logging.info("Set debug_skip_load to be true, will simply return first batch")
 
     def getdata(self) -> Any:
         """Return the data of the current batch, one NDArray."""
@@ -91,18 +67,6 @@ def _as_mxnet_error() -> Iterator[None]:
         raise
     except ValueError as error:
         raise MXNetError(str(error)) from error
-
-
-def _arguments(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of `kind` from MXNet's arguments, with strings parsed."""
-    parameters = list(inspect.signature(kind).parameters)
-    arguments = {}
-    for key, value in kwargs.items():
-        if key in parameters:
-            arguments[key] = value_of(key, value)
-        elif key not in _IGNORED:
-            warn_ignored(kind.__name__, key, parameters, 5)
-    return arguments
 
 
 def warn_ignored(name: str, key: str, parameters: Sequence[str], stacklevel: int) -> None:
@@ -132,7 +96,12 @@ class _FileIter(MXDataIter):
     _defaults: ClassVar[dict[str, Any]] = {}  # MXNet's defaults that differ from those of `_source`
 
     def __init__(self, **kwargs: Any):
-        arguments = _arguments(self._source, self._defaults | kwargs)
+        parameters, arguments = list(inspect.signature(self._source).parameters), {}
+        for key, value in (self._defaults | kwargs).items():
+            if key in parameters:
+                arguments[key] = value_of(key, value)
+            elif key not in _IGNORED:
+                warn_ignored(self._source.__name__, key, parameters, 4)
         with _as_mxnet_error():
             self._source.__init__(self, **arguments)
 

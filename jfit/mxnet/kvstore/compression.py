@@ -1,4 +1,4 @@
-"""Gradient compression of a key-value store: 2 bits, 1 bit or bfloat16; quantization residuals are kept between pushes."""
+"""Gradient compression of a key-value store: 2 bits or bfloat16; quantization residuals are kept between pushes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.transfer import sharding_of
-from jfit.step.reduce import Reduce, bfloat16, one_bit, two_bit
+from jfit.step.reduce import Reduce, bfloat16, two_bit
 
 
 class Compression:
     """Quantize the gradients that devices push; made by `parse`.
 
-    2 bits, with threshold t: r <- r + g;  q = sign(r) * t where |r| >= t, else 0;  r <- r - q.  1 bit: r <- r + g;
-    q = mean(|r|) * sign(r);  r <- r - q.  A device sends q; the residual r is kept for its next gradient.  bfloat16: gradients
-    are rounded before they are summed in their own dtype; there are no residuals.
+    2 bits, with threshold t: r <- r + g;  q = sign(r) * t where |r| >= t, else 0;  r <- r - q.  A device sends
+    q; the residual r is kept for its next gradient.  bfloat16: gradients are rounded before they are summed in their own dtype;
+    there are no residuals.
 
     Args:
         rule: the reduction of a training step with the same numbers, a `jfit.step.reduce.Reduce`.
@@ -30,15 +30,13 @@ class Compression:
         residuals: (kvstore key, device number) -> the part of earlier gradients that was not sent.
 
     Example:
-        >>> two_bits, one = parse({"type": "2bit"}), parse({"type": "1bit"})
+        >>> two_bits = parse({"type": "2bit"})
         >>> [two_bits([("w", 0)], [jnp.array([0.3])])[0].item() for _ in range(3)]
         [0.0, 0.5, 0.0]
-        >>> one([("w", 0)], [jnp.array([0.75, -0.25])])[0].tolist()
-        [0.5, -0.5]
         >>> parse({"type": "bfloat16"})([("w", 0)], [jnp.array([1.001])])[0].tolist()
         [1.0]
 
-    Source: Apache MXNet 1.9.1, `kvstore.set_gradient_compression` (2 bits); as `jfit.step.reduce.one_bit`.
+    Source: Apache MXNet 1.9.1, `kvstore.set_gradient_compression` (2 bits).
     """
 
     def __init__(self, rule: Reduce) -> None:
@@ -77,7 +75,7 @@ def parse(params: Mapping[str, Any]) -> Compression:
     """Create the compression from MXNet's `compression_params`.
 
     Args:
-        params: `{"type": "2bit", "threshold": 0.5}`, where the threshold defaults to 0.5, `{"type": "1bit"}` or
+        params: `{"type": "2bit", "threshold": 0.5}`, where the threshold defaults to 0.5, or
             `{"type": "bfloat16"}`.  MXNet has "2bit" only.
 
     Raises:
@@ -89,13 +87,13 @@ def parse(params: Mapping[str, Any]) -> Compression:
         True
     """
     kind, threshold = params.get("type"), float(params.get("threshold", 0.5))  # may be a string
-    if kind not in ("2bit", "1bit", "bfloat16"):
-        raise MXNetError(f"the type of gradient compression is {kind!r}; the supported types are '2bit', '1bit', 'bfloat16'.")
+    if kind not in ("2bit", "bfloat16"):
+        raise MXNetError(f"the type of gradient compression is {kind!r}; the supported types are '2bit', 'bfloat16'.")
     known = ("type", "threshold") if kind == "2bit" else ("type",)
     for name in params:
         if name not in known:
             raise ValueError(f"compression_params of type {kind!r} has {name!r}; the parameters are {', '.join(known)}.")
-    return Compression(two_bit(threshold) if kind == "2bit" else one_bit() if kind == "1bit" else bfloat16())
+    return Compression(two_bit(threshold) if kind == "2bit" else bfloat16())
 
 
 @functools.partial(jax.jit, static_argnums=0)

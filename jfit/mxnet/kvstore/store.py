@@ -273,14 +273,12 @@ class KVStore(KVStoreBase):
             out: as in `pull`.
 
         Returns:
-            None; if `out` is None and the values are jax arrays, the stored values in the structure of `value`, each on the
-            device of the corresponding value.
+            None; if `out` is None and the values are jax arrays, what `pull` returns.
         """
         self.push(key, value, priority)
         cells = [v for _, values in self._pairs(key, value) for v in values]
-        if out is not None or not any(isinstance(v, jax.Array) for v in cells):
-            return self.pull(key, value if out is None else out, priority)
-        return self._pulled_like(key, value)
+        in_place = out is None and not any(isinstance(v, jax.Array) for v in cells)
+        return self.pull(key, value if in_place else out, priority)
 
     def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Any:
         """Initialize keys with their values, then copy the values into `out`, on every device.
@@ -345,15 +343,14 @@ class KVStore(KVStoreBase):
     _set_updater = set_updater
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Quantize pushed gradients to fewer bits; the quantization error of 1 or 2 bits is added to the next push.
+        """Quantize pushed gradients to fewer bits; the quantization error of 2 bits is added to the next push.
 
         In a `device` store each device compresses its gradient before the sum, also if there is only one device; in a `dist`
         store each process compresses the sum over its devices.  `push` sends float32 between processes; a Module packs
         the bits.
 
         Args:
-            compression_params: `{"type": "2bit", "threshold": 0.5}`, `{"type": "1bit"}` or `{"type": "bfloat16"}`.  MXNet has
-                "2bit" only.
+            compression_params: `{"type": "2bit", "threshold": 0.5}` or `{"type": "bfloat16"}`.  MXNet has "2bit" only.
 
         Raises:
             MXNetError: the store is neither a `device` nor a `dist` one, or a parameter is invalid.
@@ -361,11 +358,11 @@ class KVStore(KVStoreBase):
 
         Example:
             >>> store = KVStore("device")
-            >>> store.set_gradient_compression({"type": "1bit"})
+            >>> store.set_gradient_compression({"type": "2bit"})
             >>> store.init("w", np.zeros(2, "float32"))
             >>> store.push("w", [np.array([0.75, -0.25], "float32")])
             >>> store.pull("w").tolist()
-            [0.5, -0.5]
+            [0.5, 0.0]
         """
         if "device" not in self._type and not self.distributed:
             raise MXNetError(f"gradient compression is not supported for a {self._type!r} kvstore; create a 'device' one.")
@@ -442,15 +439,6 @@ class KVStore(KVStoreBase):
             self._pushed.add(known)
         places = [sharding_of(v) for v in sums]
         return device_put_all(sum_over_processes(sums), places)
-
-    def _pulled_like(self, key: Any, value: Any) -> Any:
-        """Return copies of the stored value of `key` in the structure of `value`, on the devices of its arrays."""
-        if isinstance(key, (list, tuple)):
-            return [self._pulled_like(k, v) for k, v in zip(key, value, strict=True)]
-        values = list(value) if isinstance(value, (list, tuple)) else [value]
-        stored, places = self._stored[key].value, [sharding_of(as_array(v)) for v in values]
-        copies = [self.arrays.wrap(private_copy(v)) for v in device_put_all([stored] * len(values), places)]
-        return copies if isinstance(value, (list, tuple)) else copies[0]
 
 
 def checked_type(name: str) -> str:

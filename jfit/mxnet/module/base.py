@@ -200,8 +200,9 @@ class BaseModule:
 
         Raises:
             TypeError: `optimizer` is neither a name nor an Optimizer.
-            ValueError: `compression_params` is not supported with this key-value store; the store sums over the devices of
-                this process only, but the job has several; or the processes have different networks.
+            MXNetError: `compression_params` is not supported with this key-value store.
+            ValueError: the store sums over the devices of this process only, but the job has several; or the processes have
+                different networks.
         """
         assert self.binded and self.params_initialized, "call bind and init_params before init_optimizer"
         if self.optimizer_initialized and not force_init:

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jfit.mxnet.module.base import require
+from jfit.mxnet.module.binding import python_slices
 from jfit.mxnet.ndarray.array import NDArray
 
 
@@ -29,10 +30,7 @@ def split_slices(batch_size: int, work_load_list: Sequence[float]) -> list[slice
         >>> split_slices(5, [1, 1])
         [slice(0, 2, None), slice(2, 5, None)]
     """
-    ends = list(itertools.accumulate(round(load * batch_size / sum(work_load_list)) for load in work_load_list))
-    edges = [0, *(min(end, batch_size) for end in ends[:-1]), batch_size]
-    if any(a >= b for a, b in itertools.pairwise(edges)):
-        raise ValueError(f"Too many slices. Some splits are empty: {batch_size} rows for work loads {list(work_load_list)}")
+    edges = itertools.accumulate(python_slices(batch_size, work_load_list), initial=0)
     return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 

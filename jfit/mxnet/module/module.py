@@ -16,7 +16,6 @@ from jfit.lowering.model import plan_of
 from jfit.mxnet import files
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
-from jfit.mxnet.kvstore.compression import parse
 from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, call, listed, require
 from jfit.mxnet.module.binding import Binding, concat_slices, python_slices, same_shapes, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
@@ -59,8 +58,8 @@ class Module(BaseModule):
             of their group, everything else on `context`.  A node without a group runs where its inputs are.  If `context` is a
             list, each group has a list of devices, one for each context, or one device for all; or `group2ctxs` is a list of
             dicts, one for each context.  Parameters and optimizer state are on the devices of the first context.
-        compression_params: gradient compression, for kvstore "device" or "dist_sync": `{"type": "2bit", "threshold": 0.5}`,
-            `{"type": "1bit"}` or `{"type": "bfloat16"}`; MXNet has "2bit" only.
+        compression_params: gradient compression, for kvstore "device" or "dist_sync": `{"type": "2bit", "threshold": 0.5}`
+            or `{"type": "bfloat16"}`; MXNet has "2bit" only.
 
     Raises:
         ValueError: a name is not an argument of the symbol, or a group in `group2ctxs` has another number of devices than
@@ -258,14 +257,11 @@ class Module(BaseModule):
         return optimizer
 
     def _reduce_of(self, store: Any) -> Any:
-        rule = store.reduce if isinstance(store, stores.KVStore) else None
-        if self._compression and store is not None:
-            if "device" not in store.type and "dist" not in store.type:
-                raise ValueError(f"Gradient compression is not supported for this type of kvstore: {store.type}; use 'device'")
-            return parse({"type": "2bit", **self._compression}).rule
-        if rule is not None:
-            return rule
-        return unreduced() if store is None and len(self.binding.devices) > 1 else all_reduce()
+        if store is None:
+            return unreduced() if len(self.binding.devices) > 1 else all_reduce()
+        if self._compression:
+            store.set_gradient_compression({"type": "2bit", **self._compression})
+        return getattr(store, "reduce", None) or all_reduce()
 
     def borrow_optimizer(self, shared_module: Any) -> None:
         """Use the optimizer (state, update counts, key-value store) of a module that shares its parameters with this one.

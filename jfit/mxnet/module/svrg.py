@@ -12,8 +12,6 @@ from jax import Array
 from jfit import checks
 from jfit.mxnet.module.base import BaseModule, BindRequest, require
 from jfit.mxnet.module.module import Module
-from jfit.mxnet.optimizer.svrg import FULL, _SVRGOptimizer
-from jfit.optim import variance_reduced
 from jfit.parallel import place, place_split
 
 
@@ -22,8 +20,7 @@ class SVRGModule(Module):
 
     w~ is a snapshot of the parameters, taken every `update_freq` epochs, and mu the full gradient there: the sum of all
     batches' gradients divided by the number of batches (the last one counted as the fraction of its rows that are not padding).
-    As in MXNet, the previous mu is included: mu <- (mu + sum) / batches; and `__lr_mult__` / `__wd_mult__` attributes of
-    the symbol are ignored.
+    As in MXNet, the previous mu is included: mu <- (mu + sum) / batches.
 
     Differences from MXNet 1.9.1, in addition to those of `Module`: parameters with "full" in their names are trained; if a
     key-value store updates, the first gradient is that of the parameters (in MXNet the devices have zeros then); `fit` with
@@ -68,7 +65,6 @@ class SVRGModule(Module):
         self._ctx_len = len(self.binding.devices)
         self._full: dict[str, Array] = {}  # mu by name; with a leading device axis if there are several devices
         self._up_to_date = False  # whether mu is the full gradient at the snapshot
-        self._svrg: _SVRGOptimizer | None = None
 
     # -------------------------------------------------------------------------------- methods that call both modules
     def _bind(self, data_shapes: Any, label_shapes: Any, request: BindRequest) -> None:
@@ -121,18 +117,6 @@ class SVRGModule(Module):
         }
         self._full = place_split(zeros, devices) if leading else place(zeros, devices)
         self._up_to_date = False
-
-    def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Any:
-        count, names = self._ctx_len, self.binding.params
-        ways = 1 if on_store else count
-        idx2name = {i * ways + k: n for i, n in enumerate(names) for k in range(ways)}
-        idx2name |= {len(names) * ways + i: n + FULL for i, n in enumerate(names)}
-        self._svrg = _SVRGOptimizer(optimizer, **{"rescale_grad": 1.0 / rows, **params, "param_idx2name": idx2name})
-        return self._svrg.default_opt
-
-    @property
-    def _optimizer(self) -> Any:
-        return super()._optimizer if self._svrg is None else self._svrg
 
     # -------------------------------------------------------------------------------- the full gradient
     @property
@@ -218,4 +202,10 @@ def _divided(sums: dict[str, Array], count: Any) -> dict[str, Array]:
 
 @jax.jit
 def _reduced(gradients: dict[str, Array], at_snapshot: dict[str, Array], full: dict[str, Array]) -> dict[str, Array]:
-    return jax.tree.map(variance_reduced, gradients, at_snapshot, full)
+    """Return g - g~ + mu, where g~ is the gradient of the batch of g at the snapshot, and mu the full gradient there."""
+
+    def reduced(g: Array, at_snapshot: Array, full: Array) -> Array:
+        wide = jnp.promote_types(g.dtype, jnp.float32)
+        return (g.astype(wide) - at_snapshot.astype(wide) + full.astype(wide)).astype(g.dtype)
+
+    return jax.tree.map(reduced, gradients, at_snapshot, full)

@@ -34,7 +34,7 @@ class Capture:
         >>> import jax, jfit, numpy as np
         >>> net = jfit.sym.square(jfit.sym.relu(jfit.sym.Variable("data"), name="r"), name="s")
         >>> key = jax.random.key_data(jax.random.key(0))
-        >>> capture_outputs(net, None, "r")({}, {}, {"data": np.array([-1.0, 2.0])}, key, 0, 0)
+        >>> capture_outputs(net, ["data"], "r")({}, {}, {"data": np.array([-1.0, 2.0])}, key, 0, 0)
         {'r_output': Array([0., 2.], dtype=float32)}
     """
 
@@ -52,11 +52,7 @@ class Capture:
 
 
 def capture_outputs(
-    symbol: Symbol,
-    inputs: Sequence[str] | None = None,
-    pattern: str = ".*",
-    monitor_all: bool = False,
-    train: bool = True,
+    symbol: Symbol, inputs: Sequence[str], pattern: str = ".*", monitor_all: bool = False, train: bool = True
 ) -> Capture:
     """Capture outputs `<node>_output` (and inputs `<node>_<input>`) of operators, for names that match a pattern.
 
@@ -73,17 +69,16 @@ def capture_outputs(
     Example:
         >>> import jfit
         >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3, name="fc")
-        >>> capture_outputs(net, None, ".*", monitor_all=True).names
+        >>> capture_outputs(net, ["data"], monitor_all=True).names
         ('fc_data', 'fc_weight', 'fc_bias', 'fc_output')
     """
-    input_names = _input_names(symbol, inputs)
     matches: dict[str, Entry] = {}
     for _, name, entry in named_entries(symbol, monitor_all):
         if re.match(pattern, name):
             matches.setdefault(name, entry)
     computed = {name: entry for name, entry in matches.items() if entry.node.op is not None}
     variables = {name: entry.node.name for name, entry in matches.items() if entry.node.op is None}
-    run = forward_step(lower(Symbol((*symbol.heads, *computed.values())), inputs=input_names), train=train)
+    run = forward_step(lower(Symbol((*symbol.heads, *computed.values())), inputs=inputs), train=train)
     # `raw` refers to names, not to nodes, so that equal captures are one program.
     captured, outputs = tuple(computed), len(symbol.heads)
 
@@ -103,7 +98,7 @@ class _Probe(NamedTuple):
     entry: Entry
 
 
-def capture_gradients(symbol: Symbol, inputs: Sequence[str] | None = None, pattern: str = ".*") -> Capture:
+def capture_gradients(symbol: Symbol, inputs: Sequence[str], pattern: str = ".*") -> Capture:
     """Capture the gradients `<node>_backward_output<i>` with respect to input i of operators, for names that match a pattern.
 
     An array of zeros is added to each operator input, and the pass is differentiated with respect to it.  Names of operators
@@ -122,13 +117,12 @@ def capture_gradients(symbol: Symbol, inputs: Sequence[str] | None = None, patte
     Example:
         >>> import jfit
         >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3, name="fc")
-        >>> capture_gradients(jfit.sym.relu(net, name="r")).names
+        >>> capture_gradients(jfit.sym.relu(net, name="r"), ["data"]).names
         ('r_backward_output', 'fc_backward_output0', 'fc_backward_output1', 'fc_backward_output2')
     """
-    input_names = _input_names(symbol, inputs)
-    probes = _probes(symbol, pattern, lower(symbol, inputs=input_names).optional)
-    probed_inputs = forward_step(lower(Symbol((*symbol.heads, *(p.entry for p in probes.values()))), inputs=input_names))
-    model = lower(Symbol(replace_nodes(symbol.heads, lambda node, ins: _probed(node, ins, probes))), inputs=input_names)
+    probes = _probes(symbol, pattern, lower(symbol, inputs=inputs).optional)
+    probed_inputs = forward_step(lower(Symbol((*symbol.heads, *(p.entry for p in probes.values()))), inputs=inputs))
+    model = lower(Symbol(replace_nodes(symbol.heads, lambda node, ins: _probed(node, ins, probes))), inputs=inputs)
     gradient_names, outputs = tuple([p.name for p in probes.values()]), len(symbol.heads)
 
     def raw(params: Any, aux: Any, batch: Any, key: Any, step: Any, number: Any, *heads: Any, **kwargs: Any):
@@ -144,14 +138,6 @@ def capture_gradients(symbol: Symbol, inputs: Sequence[str] | None = None, patte
     return Capture(
         [p.name for (node, _), p in sorted(probes.items(), key=lambda item: (-order[item[0][0]], item[0][1]))], keyed
     )
-
-
-def _input_names(symbol: Symbol, inputs: Sequence[str] | None) -> list[str]:
-    if inputs is not None:
-        variables = set(symbol.list_inputs())
-        return [name for name in inputs if name in variables]
-    model = lower(symbol)
-    return [*model.inputs, *model.labels]
 
 
 def named_entries(symbol: Symbol, monitor_all: bool) -> Iterator[tuple[Node, str, Entry]]:

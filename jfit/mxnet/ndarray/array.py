@@ -33,6 +33,8 @@ from jfit.ops import ALIASES, lookup
 
 def _operator(array_op: str, scalar_op: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
     def call(self: NDArray, o: Any) -> Any:
+        if isinstance(o, MutableArray):
+            return run(_binary_call(array_op), (o, self) if swapped else (self, o), NDArray)[0]
         return binary(array_op, scalar_op, self, o, swapped)
 
     return call
@@ -73,13 +75,13 @@ class NDArray(MutableArray):
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the axes; does not compute the values of a recorded array."""
-        entry = self._entry
+        entry = self._entry or self._later
         return self.value.shape if entry is None else entry[0].specs[entry[1]].shape
 
     @property
     def dtype(self) -> Any:
         """Element type as a NumPy scalar type such as `numpy.float32`, as in MXNet."""
-        entry = self._entry
+        entry = self._entry or self._later
         return np.dtype(self.value.dtype if entry is None else entry[0].specs[entry[1]].dtype).type
 
     @property
@@ -345,8 +347,8 @@ class NDArray(MutableArray):
         return function("slice")(self, begin=begin, end=end, step=step)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "value" and self._entry is not None:  # recorded, and not computed yet
-            self.value = self._entry[0].read(self._entry[1])
+        if name == "value" and (entry := self._entry or self._later) is not None:  # not computed yet
+            self.value, self._later = entry[0].read(entry[1]), None
             return self.value
         if name.startswith("_") or name not in ALIASES:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, and there is no operator of that name")

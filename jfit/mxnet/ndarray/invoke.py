@@ -98,24 +98,32 @@ def run(call: Call, arrays: Sequence[Any], kind: Any = MutableArray) -> list[Any
         arrays = active.policy.cast_arrays(call.op, call.params, [_mutable(a) for a in arrays], cast)
     tape = mode.tape
     if tape is not None:
-        arrays = [_mutable(a) for a in arrays]
-        if is_tracked(arrays):
-            return tape.record(call, arrays, kind)
-    values = [v if isinstance(v := as_array(a), jax.Array) else on_device(v) for a in arrays]
-    key = jax.random.key_data(keys.next_key()) if call.is_random else None
+        tracked, others = False, False
+        for array in arrays:
+            if not isinstance(array, MutableArray):
+                others = True
+            elif array._entry is not None or array._grad_req is not None:
+                tracked = True
+        if tracked:
+            return tape.record(call, [_mutable(a) for a in arrays] if others else arrays, kind)
+    values, fn = [jax.random.key_data(keys.next_key())] if call.is_random else [], None
+    for array in arrays:  # loops are faster here than comprehensions, which are calls
+        value = array.value if isinstance(array, MutableArray) else as_array(array)
+        if isinstance(value, np.ndarray):
+            value, fn = on_device(value), host.computes or None
+        values.append(value)
     try:
-        fn = _numpy_function(call.op.name, values) if host.computes else None
-        outputs = call.run[mode.training](key, *values) if fn is None else (fn(*values),)
+        fn = fn and _numpy_function(call.op.name, values)
+        outputs = call.run[mode.training](*values) if fn is None else (fn(*values),)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        raise refused(call, values, error) from error
+        raise refused(call, values[call.is_random :], error) from error
     except jax.errors.JaxRuntimeError:  # of Python code of the user that the program called
         with translated():
             raise
     results = []
     for output in outputs:  # `kind(output)`, without looking at the type of the output
-        result = kind.__new__(kind)
+        results.append(result := _new(kind))
         result.value = output
-        results.append(result)
     return results
 
 
@@ -182,7 +190,7 @@ def with_number(name: str, array: Any, scalar: Any, kind: Any = MutableArray) ->
     if fn is not None:  # a number is rounded to JAX's default dtype first, as an argument of a compiled function is
         with np.errstate(over="ignore"):
             return kind(fn(array, np.asarray(number, jax.dtypes.canonicalize_dtype(float)).astype(array.dtype)))
-    return kind(_number_call(name).run[False](None, array, number)[0])
+    return kind(_number_call(name).run[False](array, number)[0])
 
 
 @functools.cache
@@ -221,6 +229,7 @@ def is_array(value: Any) -> bool:
 
 
 _ARRAY = object()  # takes the place of an array
+_new: Any = object.__new__
 
 
 @functools.cache
@@ -241,13 +250,15 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
     known: dict[Any, Call] = {}  # by the arguments, without the arrays
 
     def call(*args: Any, out: Any = None, name: str | None = None, **kwargs: Any) -> Any:
-        where = [isinstance(a, MutableArray) for a in args]
-        count = sum(where)
-        key: Any = count
         arrays: Sequence[Any] = args
+        for array in args:
+            if not isinstance(array, MutableArray):
+                arrays = [a for a in args if isinstance(a, MutableArray)]
+                break
+        count = len(arrays)
+        key: Any = count
         if kwargs or count < len(args):
-            key = (*[_ARRAY if is_one else a for a, is_one in zip(args, where, strict=True)], _ARRAY, *kwargs.items())
-            arrays = [a for a, is_one in zip(args, where, strict=True) if is_one]
+            key = (*[_ARRAY if isinstance(a, MutableArray) else a for a in args], _ARRAY, *kwargs.items())
         try:
             prepared = known.get(key)
         except TypeError:  # an argument is not hashable

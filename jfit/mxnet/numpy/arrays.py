@@ -96,7 +96,7 @@ def elementwise(name: str, *inputs: Any, out: Any = None, **options: Any) -> Any
     values = [x if isinstance(x, ndarray) else MutableArray(_beside(array, x, name)) for x in inputs]
     if mode.tape is not None and is_tracked(values):
         return write(out, run(operation, values, ndarray)[0])
-    return write(out, ndarray(operation.run[mode.training](None, *(v.value for v in values))[0]))  # quicker than `run`
+    return write(out, ndarray(operation.run[mode.training](*(v.value for v in values))[0]))  # quicker than `run`
 
 
 def _beside(array: ndarray, number: Any, name: str) -> np.ndarray:

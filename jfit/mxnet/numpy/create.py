@@ -51,7 +51,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", ctx: 
         shape: int or tuple.
         fill_value: number, or an array that broadcasts to the shape.
         dtype: float32 by default.
-        order: "C".
+        order: accepted and ignored; XLA chooses the layout in memory.
         ctx: device; the current context by default.
         out: ndarray to write into instead.
 
@@ -59,8 +59,6 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", ctx: 
         >>> full((2,), 3, dtype="int32")
         array([3, 3], dtype=int32)
     """
-    if order != "C":
-        raise NotImplementedError(f"arrays are stored in order 'C', found order={order!r}")
     if isinstance(fill_value, (NDArray, np.ndarray)):
         return write(out, array(np.broadcast_to(np.asarray(fill_value), shape), dtype, ctx))
     dtype = (bool if isinstance(fill_value, (bool, np.bool_)) else np.float32) if dtype is None else dtype

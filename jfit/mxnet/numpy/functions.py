@@ -57,11 +57,6 @@ _CREATE = (
 )
 _tables = (f"{_UNARY} {_BINARY}", _PLAIN, _LISTS, _CREATE)
 _elementwise, _jax, _lists, _create = (frozenset(words.split()) for words in _tables)
-_OLD = {  # functions that newer versions of NumPy have under another name
-    "in1d": lambda ar1, ar2, **options: np.isin(np.ravel(ar1), ar2, **options),
-    "msort": functools.partial(np.sort, axis=0),
-    "trapz": getattr(np, "trapezoid", None) or np.trapz,  # type: ignore[attr-defined]
-}
 
 
 @functools.cache
@@ -85,8 +80,8 @@ def function(name: str) -> Callable[..., Any]:
         made = functools.partial(_list_of, getattr(jnp, known))
     elif known in _jax or known in _ORDER:
         made = functools.partial(of_jax, kept(known) if known in _KEPT else OWN.get(known) or getattr(jnp, known))
-    elif known in _OLD or _is_function(getattr(np, known, None)):
-        made = functools.partial(host, known, _OLD.get(known) or getattr(np, known))
+    elif _is_function(getattr(np, known, None)):
+        made = functools.partial(host, known, getattr(np, known))
     else:
         absent("mx.np", name, names())
     made.__name__ = made.__qualname__ = name  # type: ignore[attr-defined]
@@ -135,7 +130,7 @@ def as_ndarrays(value: Any) -> Any:
 def names() -> list[str]:
     """Return the names of all functions that `function` returns."""
     of_numpy = (name for name, value in vars(np).items() if name[0] != "_" and _is_function(value))
-    return sorted({*_create, *_elementwise, *_jax, *_ORDER, *_lists, *_ALIASES, *_OLD, *of_numpy})
+    return sorted({*_create, *_elementwise, *_jax, *_ORDER, *_lists, *_ALIASES, *of_numpy})
 
 
 # -------------------------------------------------------------------------------- methods

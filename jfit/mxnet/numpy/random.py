@@ -44,10 +44,6 @@ _SAMPLERS: dict[str, Callable[..., Any]] = {
 _OTHERS = {"rand": "uniform", "randn": "normal", "uniform_n": "uniform", "normal_n": "normal"}
 
 
-def _sizes(size: Any) -> tuple[int, ...]:
-    return () if size is None else (int(size),) if isinstance(size, (int, np.integer)) else tuple(map(int, size))
-
-
 def _draw(sampler: Callable[..., Any], parameters: Any, shape: tuple[int, ...], dtype: Any, ctx: Any, out: Any) -> Any:
     arrays = [p if hasattr(p, "shape") else np.float32(p) for p in parameters]
     key = jax.random.key_data(keys.next_key())
@@ -78,7 +74,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
         bound.apply_defaults()
         *parameters, size, dtype, ctx, out = bound.arguments.values()
         event = np.broadcast_shapes(*map(np.shape, parameters))
-        shape = event if size is None else _sizes(size) + (event if name in _OTHERS else ())
+        shape = event if size is None else legacy.sizes(size) + (event if name in _OTHERS else ())
         return _draw(sampler, parameters, shape, dtype, ctx, out)
 
     draw.__name__, draw.__signature__ = name, signature  # type: ignore[attr-defined]
@@ -141,7 +137,7 @@ def randint(
     first, last = (0, low) if high is None else (low, high)
     if first >= last:
         raise ValueError(f"randint: low={first} must be below high={last}")
-    samples = random.randint(keys.next_key(), _sizes(size), first, last)
+    samples = random.randint(keys.next_key(), legacy.sizes(size), first, last)
     return write(out, ndarray(place(samples.astype(jax.dtypes.canonicalize_dtype(dtype or int)), ctx)))
 
 
@@ -164,7 +160,7 @@ def choice(a: Any, size: Any = None, replace: bool = True, p: Any = None, ctx: A
         [1, 1]
     """
     entries, p = a if isinstance(a, int) else jnp.asarray(a), None if p is None else jnp.asarray(p)
-    return write(out, ndarray(place(random.choice(keys.next_key(), entries, _sizes(size), replace, p), ctx)))
+    return write(out, ndarray(place(random.choice(keys.next_key(), entries, legacy.sizes(size), replace, p), ctx)))
 
 
 def shuffle(x: ndarray) -> None:
@@ -199,7 +195,7 @@ def multinomial(n: int, pvals: Any, size: Any = None) -> ndarray:
         [0, 5]
     """
     p = jnp.asarray(pvals, np.float32)
-    drawn = random.categorical(keys.next_key(), jnp.log(p), shape=(*_sizes(size), n))
+    drawn = random.categorical(keys.next_key(), jnp.log(p), shape=(*legacy.sizes(size), n))
     return ndarray(jax.nn.one_hot(drawn, len(p), dtype=np.int32).sum(axis=-2))
 
 
@@ -221,7 +217,7 @@ def multivariate_normal(mean: Any, cov: Any, size: Any = None, check_valid: Any 
         (3, 2)
     """
     mean, cov = jnp.asarray(mean), jnp.asarray(cov)
-    shape = None if size is None else (*_sizes(size), *mean.shape[:-1])
+    shape = None if size is None else (*legacy.sizes(size), *mean.shape[:-1])
     return ndarray(random.multivariate_normal(keys.next_key(), mean, cov, shape))
 
 

@@ -23,6 +23,7 @@ from jfit.checks import shown
 from jfit.formats.sparse import bounded_dense
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import saved
+from jfit.mxnet.recording.backward import WaitingPass
 from jfit.optim.core import MASTER, is_small, wide
 from jfit.optim.registry import by_name
 from jfit.optim.rows import on_values
@@ -87,7 +88,7 @@ def apply_update(
         optimizer: an `Optimizer` with a rule of `jfit.optim`.
         indices: index or name of each parameter, the key of its update count and multipliers.
         weights: one array per parameter.
-        grads: one array or `jfit.optim.SparseRows` per parameter, of the weight's shape, summed over rows and devices.
+        grads: one array or mutable array per parameter, of the weight's shape, summed over rows and devices.
         states: per parameter a tuple of arrays (in the order of `slot_names`), `()` for rules without state, or None to
             initialize the state.
         one_by_one: evaluate the learning rate after each single count, as MXNet's key-value store does, instead of after
@@ -104,17 +105,15 @@ def apply_update(
         ([0.5, 0.5], [()])
     """
     key = optimizer.hyper_key(optimizer.hyper_for_indices(indices, one_by_one))
-    slots = tuple(new_state(optimizer, w) if s is None else tuple(s) for w, s in zip(weights, states, strict=True))
-    data = optimizer.rows(indices, one_by_one)
-    if "wd" in dict(key[1]):  # the decays in `data` hold wd * wd_mult, so the rule's own wd is 1, or 0 to leave the term out
-        key = key[0], tuple((name, float(data[1].any()) if name == "wd" else value) for name, value in key[1])
-    if jax.default_backend() == "cpu":
-        # One argument per scalar lets equally shaped parameters share a kernel on CPU, which compiles ten times faster.
-        # On an accelerator each argument would cost a host-to-device copy per call.
-        data = tuple(tuple(row) for row in data)
+    slots = tuple([new_state(optimizer, w) if s is None else tuple(s) for w, s in zip(weights, states, strict=True)])
+    done, numbers = optimizer.rows(indices, one_by_one)
+    program, counted = _program(key, any(numbers[1]))
     shared = {name: put_like(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if weights else {}
-    scale = np.float32(optimizer.rescale_grad)
-    new, after, scalars = _program(key)(tuple(weights), slots, tuple(grads), data, scale, shared)
+    done = _rows(np.asarray(done, np.int32))[0] if counted else ()
+    rest = slots, done, _arguments(*numbers, np.float32(optimizer.rescale_grad)), shared
+    source, _ = (grads and getattr(grads[0], "_later", None)) or (None, 0)
+    together = source.update(weights, grads, program, *rest) if isinstance(source, WaitingPass) else None
+    new, after, scalars = together or program(tuple(weights), tuple(map(gradient_of, grads)), *rest)
     optimizer.keep_shared(scalars)
     return list(new), list(after)
 
@@ -126,19 +125,21 @@ def gradient_of(box: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slots, ...], dict[str, Array]]]:
-    rule = rule_of(hyper_key)
+def _program(hyper_key: Any, decays: bool) -> tuple[Callable[..., Any], bool]:
+    """Return the compiled update, and whether it takes update counts."""
+    # its decays are wd * wd_mult, so the rule's own wd is 1, or 0 to leave the term out
+    rule = rule_of((hyper_key[0], tuple([(k, float(decays) if k == "wd" else v) for k, v in hyper_key[1]])))
 
     def update(
         weights: tuple[Array, ...],
-        states: tuple[Slots, ...],
         grads: tuple[Array, ...],
-        data: tuple[Any, Any, Any, Any],
-        scale: Array,
+        states: tuple[Slots, ...],
+        done: Any,
+        numbers: tuple[Any, Array],
         shared: dict[str, Array],
     ) -> tuple[tuple[Array, ...], tuple[Slots, ...], dict[str, Array]]:
         counters.count_trace("apply_update")
-        rates, decays, done, mults = data
+        (rates, decays, mults), scale = numbers
         slots = {name: tuple(s[k] for s in states) for k, name in enumerate(rule.state_spec.slots)}
         state = optim.OptState(
             done if rule.state_spec.counted else None, slots, mults if len(mults) else None, decays, shared or None
@@ -151,7 +152,27 @@ def _program(hyper_key: Any) -> Callable[..., tuple[tuple[Array, ...], tuple[Slo
         new = tuple(tuple(column[i] for column in columns) for i in range(len(weights)))
         return optim.apply_updates(weights, updates), new, dict(after.shared or {})
 
-    return jax.jit(update)
+    return jax.jit(update), rule.state_spec.counted
+
+
+def _arguments(*numbers: Any) -> tuple[Any, ...]:
+    """Return rates, decays, multipliers and a scale as arguments of a program; on the device if they come again."""
+    known = _known(*numbers)
+    known["uses"] += 1
+    if known["uses"] == 2:  # not at once: a schedule changes them in each step
+        known["arguments"] = jax.device_put(known["arguments"])
+    return known["arguments"]
+
+
+@functools.lru_cache(maxsize=64)
+def _known(*numbers: Any) -> dict[str, Any]:
+    return {"arguments": (_rows(*numbers[:3]), numbers[3]), "uses": 0}
+
+
+def _rows(*rows: Any) -> tuple[Any, ...]:
+    # One argument per scalar lets equally shaped parameters share a kernel on CPU, which compiles ten times faster.
+    # On an accelerator each argument would cost a host-to-device copy per call.
+    return rows if jax.default_backend() == "cpu" else tuple([np.asarray(row) if len(row) else () for row in rows])
 
 
 def put_like(value: Any, weight: Any) -> Array:
@@ -284,7 +305,9 @@ def warn_of_precision(optimizer: Any, weight: Any) -> None:
 
 def nested_leaves(nested: Any) -> tuple[Any, ...]:
     """Return the arrays of a nested state as a tuple, depth first; a sparse array is one leaf, None has no leaves."""
-    return tuple(jax.tree.leaves(nested, is_leaf=_is_leaf))
+    if isinstance(nested, (tuple, list)):
+        return tuple([leaf for part in nested for leaf in nested_leaves(part)])
+    return () if nested is None else (nested,)
 
 
 def check_arrays(path: saved.Path, states: Mapping[Any, Any]) -> None:

@@ -5,10 +5,12 @@ A compiled update is specialized on `hyper_key()` only; rates, multipliers, coun
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
 import jax.numpy as jnp
@@ -19,7 +21,6 @@ from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.apply import (
     apply_update,
     existing_states,
-    gradient_of,
     nested_leaves,
     new_state,
     rule_of,
@@ -33,6 +34,9 @@ from jfit.ops import nearest
 from jfit.optim.core import MASTER, copied, is_small, wide
 
 Index = int | str
+# what a subclass may override: counts and rates, states and updates
+_RATES = attrgetter("learning_rate", "rate", "count", "_update_count", "_get_lr", "_get_lrs", "_get_wd", "_get_wds")
+_UPDATES = attrgetter("update", "update_lists", "update_multi_precision", "create_state", "create_state_multi_precision")
 Hyper = tuple[tuple[str, Any], ...]
 OptimizerClass = TypeVar("OptimizerClass", bound=type)
 
@@ -135,7 +139,7 @@ class Optimizer:
         assert isinstance(names, Mapping), f"param_idx2name is {names!r}, expected a dict of parameter names by index."
         self.rescale_grad = rescale_grad
         self.lr_scheduler = lr_scheduler
-        self.lr = 0.01 if learning_rate is None and lr_scheduler is None else learning_rate
+        self.lr: Any = 0.01 if learning_rate is None and lr_scheduler is None else learning_rate
         if lr_scheduler is not None and learning_rate is not None and lr_scheduler.base_lr != learning_rate:
             base = lr_scheduler.base_lr
             print(f"Warning: the optimizer's learning_rate {learning_rate} replaces base_lr {base} of its lr_scheduler.")
@@ -257,7 +261,8 @@ class Optimizer:
 
         A multiplier is that of `param_dict`, else the one set by index, else the one set by name, else 1.
         """
-        return self._multipliers("lr_mult", indices), self._multipliers("wd_mult", indices)
+        lr_mult, wd_mult = [np.asarray(self._multipliers(kind, indices), np.float32) for kind in ("lr_mult", "wd_mult")]
+        return lr_mult, wd_mult
 
     def _of_symbol(self, key: str) -> dict[Any, float]:
         if not self.sym_info:
@@ -271,10 +276,8 @@ class Optimizer:
         table = getattr(self, kind)
         return table[index] if index in table else table.get(self.idx2name.get(index), 1.0)
 
-    def _multipliers(self, kind: str, indices: Sequence[Any]) -> np.ndarray:
-        if not self.param_dict and not getattr(self, kind):
-            return np.ones(len(indices), np.float32)
-        return np.asarray([self._multiplier(kind, i) for i in indices], np.float32)
+    def _multipliers(self, kind: str, indices: Sequence[Any]) -> list[float]:
+        return [self._multiplier(kind, i) for i in indices]
 
     def _get_lrs(self, indices: Sequence[Any]) -> list[float]:
         lr = self.learning_rate
@@ -324,17 +327,25 @@ class Optimizer:
         return done, rates
 
     def rows(self, indices: Sequence[Any], one_by_one: bool = False) -> tuple[Any, ...]:
-        """Count one update of each index; return (rates, decays, update counts before this one, lr_mult), (P,) each.
+        """Count one update of each index; return (update counts before this one, (rates, decays, lr_mult)), of length P each.
 
         Rates already include lr_mult, and the last entry is `()`, unless the rule needs lr_mult as a separate argument
         (`separate_lr_mult`).
         """
+        is_usual = self._keeps(_RATES) and type(self).multipliers is Optimizer.multipliers
+        if is_usual and self.lr_scheduler is None:  # the rate does not depend on the counts
+            self.count(indices)
+            counts, mults = self._index_update_count, [self._multipliers(kind, indices) for kind in ("lr_mult", "wd_mult")]
+            numbers = _scaled(float(self.lr), float(self.wd), self.separate_lr_mult, *map(tuple, mults))
+            return [counts[i] - 1 for i in indices], numbers
         done, rates = self.advance(indices, one_by_one)
         lr_mult, wd_mult = self.multipliers(indices)
         decays = np.asarray(self._get_or("wd", indices, np.float32(self.wd) * wd_mult), np.float32)
         if self._overrides_get("lr"):
-            return rates, decays, done, ()
-        return (rates, decays, done, lr_mult) if self.separate_lr_mult else (rates * lr_mult, decays, done, ())
+            lr_mult = ()
+        elif not self.separate_lr_mult:
+            rates, lr_mult = rates * lr_mult, ()
+        return done, (tuple(rates), tuple(decays), tuple(lr_mult))
 
     def _overrides_get(self, kind: str) -> bool:
         names = (f"_get_{kind}s",) if self.aggregate_num else (f"_get_{kind}s", f"_get_{kind}")
@@ -380,11 +391,11 @@ class Optimizer:
         """
         assert self.rule is not None  # a class that updates in Python has no hyperparameters of a rule
         clip = self.clip_gradient
-        hyper = {"wd": self.wd, "clip_gradient": clip if clip and clip > 0 else None}
-        hyper |= {self.rule_names.get(name, name): getattr(self, name) for name in self.parameters}
-        hyper |= {"multi_precision": True} if self.multi_precision else {}
-        hyper |= {name: False for name in self.off_switches if not getattr(self, name)}
-        return self.rule, (*((name, _plain(value)) for name, value in hyper.items()), *extra)
+        hyper = [("wd", self.wd), ("clip_gradient", clip if clip and clip > 0 else None)]
+        hyper += [(self.rule_names.get(name, name), getattr(self, name)) for name in self.parameters]
+        hyper += [("multi_precision", True)] if self.multi_precision else []
+        hyper += [(name, False) for name in self.off_switches if not getattr(self, name)]
+        return self.rule, (*[(name, _plain(value)) for name, value in hyper], *extra)
 
     def hyper_for_indices(self, indices: Sequence[Any], one_by_one: bool) -> Hyper:
         """Return extra hyperparameters for rules that depend on the set and order of the updated parameters (LARS), else `()`.
@@ -435,17 +446,15 @@ class Optimizer:
     @property
     def is_pure(self) -> bool:
         """Return whether a compiled step can do the whole update: no subclass overrides updates, states, counts or rates."""
-        names = ("learning_rate", "rate", "count", "_update_count", "_get_lr", "_get_lrs", "_get_wd", "_get_wds")
-        return self.takes_lists and self._not_overridden(names)
+        return self.takes_lists and self._keeps(_RATES)
 
     @property
     def takes_lists(self) -> bool:
         """Return whether one call updates any number of parameters: no subclass overrides `update` or the states."""
-        names = ("update", "update_lists", "update_multi_precision", "create_state", "create_state_multi_precision")
-        return self.rule is not None and self._not_overridden(names)
+        return self.rule is not None and self._keeps(_UPDATES)
 
-    def _not_overridden(self, names: Sequence[str]) -> bool:
-        return all(getattr(type(self), name) is getattr(Optimizer, name) for name in names)
+    def _keeps(self, methods: Any) -> bool:
+        return methods(type(self)) == methods(Optimizer)
 
     # ---- state and update, in place on `MutableArray`s
 
@@ -509,15 +518,16 @@ class Optimizer:
             state: results of `create_state_multi_precision`.
             one_by_one: as in `apply_update`.
         """
-        weights = [as_array(w) for w in weight]
-        slots = existing_states(self, index, state, weights)
-        new, after = apply_update(self, index, weights, [gradient_of(g) for g in grad], slots, one_by_one)
-        store_hidden(self, index, after)
-        names = slot_names(self)
-        for box, value, old, columns in zip(weight, new, state, after, strict=True):
+        weights, names = [as_array(w) for w in weight], slot_names(self)
+        slots = existing_states(self, index, state, weights) if names else [()] * len(weights)
+        new, after = apply_update(self, index, weights, grad, slots, one_by_one)
+        for box, value in zip(weight, new, strict=True):
             replace(box, value)
-            for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(self, columns, names)), strict=False):
-                replace(part, column)
+        if names:
+            store_hidden(self, index, after)
+            for old, columns in zip(state, after, strict=True):
+                for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(self, columns, names)), strict=False):
+                    replace(part, column)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update parameters in place, as `update`, with states of `create_state_multi_precision`.
@@ -560,6 +570,15 @@ def _constructor(klass: type[Optimizer], arguments: Mapping[str, Any]) -> Any:
 
     setattr(__init__, "__signature__", signature)  # noqa: B010 (pyright: functions have no such attribute)
     return __init__
+
+
+@functools.lru_cache(maxsize=64)
+def _scaled(lr: float, wd: float, separate: bool, lr_mult: tuple[float, ...], wd_mult: tuple[float, ...]) -> tuple[Any, ...]:
+    """Return the second result of `Optimizer.rows` for an optimizer whose learning rate is `lr`."""
+    mults = np.asarray(lr_mult, np.float32)
+    decays = tuple(np.float32(wd) * np.asarray(wd_mult, np.float32))
+    rates = np.full(len(lr_mult), lr, np.float32)
+    return (tuple(rates), decays, tuple(mults)) if separate else (tuple(rates * mults), decays, ())
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -533,9 +532,6 @@ class LARS(Optimizer, momentum=0.0, lazy_update=True, eta=0.001, eps=0, momentum
         momentum_correction: False sets k to 1.
         **kwargs: arguments of `Optimizer`.
 
-    Attributes:
-        cur_lr, last_lr: learning rates of the last update and of the one before it; None before the first update.
-
     Example:
         >>> LARS(param_idx2name={0: "bn_gamma"}).wd_mult
         {'bn_gamma': 0.0}
@@ -552,22 +548,6 @@ class LARS(Optimizer, momentum=0.0, lazy_update=True, eta=0.001, eps=0, momentum
 
     def _set_up(self) -> None:
         self.aggregate_num = group_size(4)
-
-    @property
-    def cur_lr(self) -> float | None:
-        """Learning rate of the last update; None before the first update, and without momentum."""
-        return self._rate_of("rate")
-
-    @property
-    def last_lr(self) -> float | None:
-        """Learning rate of the update before the last one; None as for `cur_lr`."""
-        return self._rate_of("last")
-
-    def _rate_of(self, name: str) -> float | None:
-        if name not in self.shared.values():
-            return None
-        # 0 means that there was no such update yet; `last` is then the rate of the only update, as in MXNet
-        return self.shared.value(name) or self.shared.value("rate") or None
 
     def shared_of_mxnet(self, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the shared scalars from the attributes cur_lr and last_lr of an MXNet optimizer."""
@@ -639,15 +619,9 @@ class LBSGD(
         **dict.fromkeys(("warmup_epochs", "updates_per_epoch", "begin_epoch"), saved.FROM_0),
     }
 
-    batch_scale: int
     begin_epoch: int
     updates_per_epoch: int
-    warmup_epochs: int
     warmup_strategy: str
-
-    def _set_up(self) -> None:
-        values = (self.batch_scale, self.warmup_strategy, self.warmup_epochs)
-        logging.info("LBSGD: batch_scale %g, %s warm-up of %d epochs", *values)
 
     @property
     def init_updates(self) -> int:

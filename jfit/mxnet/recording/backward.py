@@ -22,6 +22,9 @@ _NOT_RECORDED = (
 
 def backward(heads: Sequence[Any], head_gradients: Sequence[Any] | None = None, retain_graph: bool = False) -> None:
     """Compute the gradients of arrays and write them to the `grad` of the variables; see `mx.autograd.backward`."""
+    given = head_gradients or [None]
+    if len(heads) == len(given) == 1 and given[0] is None and not retain_graph and _wait(heads[0]):
+        return
     pass_ = _Pass(heads, head_gradients)
     pass_.run(retain_graph)
     added, olds = [], []
@@ -42,6 +45,92 @@ def backward(heads: Sequence[Any], head_gradients: Sequence[Any] | None = None, 
 @jax.jit
 def _sums(left: list[Any], right: list[Any]) -> list[Any]:
     return [a + b.astype(a.dtype) for a, b in zip(left, right, strict=True)]
+
+
+class WaitingPass:
+    """A backward pass that runs when one of its results is read, or in one program with the update of its variables.
+
+    Results are numbered: gradients of the plan's variables, then new values of its auxiliary states.  An update does not return
+    gradients, because usually nobody reads them.  If one is read afterwards, the pass runs again, on the old weights.
+
+    Args:
+        tape: what was recorded.
+        plan: the plan of one head.
+    """
+
+    def __init__(self, tape: Tape, plan: Plan) -> None:
+        self._tape: Tape | None = tape
+        self._plan, self._key, self._leaves = plan, tape.key(plan), tape.leaves(plan)  # as they are now
+        self._results: list[Any] = [None] * len(plan.specs)
+        self.specs = plan.specs
+
+    def read(self, number: int) -> Any:
+        """Return a result."""
+        if self._results[number] is None:
+            self._plan.keeps_gradients |= self._tape is None  # they were read after an update
+            self.run()
+        return self._results[number]
+
+    def run(self) -> None:
+        """Compute all results."""
+        gradients, extras, aux = self._plan.gradients(self._key, self._leaves, [None])
+        self._finish(extras, gradients, aux)
+
+    def update(self, weights: Sequence[Any], gradients: Sequence[Any], update: Any, *rest: Any) -> Any:
+        """Update weights in one program with the pass, if the gradients are results that were not computed.
+
+        Args:
+            weights: jax arrays.
+            gradients: mutable arrays.
+            update: function (weights, gradients, *rest) -> pytree.
+            rest: its other arguments.
+
+        Returns:
+            What `update` returns; None if the gradients have to be read.
+        """
+        if self._tape is None:
+            return None
+        which = [later[1] for g in gradients if (later := getattr(g, "_later", None)) is not None and later[0] is self]
+        leaves, places = self._leaves, self._plan.places
+        if [id(w) for w in weights] != [id(leaves[places[i]]) for i in which]:
+            return None
+        new, extras, aux, computed = self._plan.updated(update, tuple(which), self._key, self._leaves, rest)
+        self._finish(extras, computed, aux)
+        return new
+
+    def _finish(self, extras: Sequence[Any], gradients: Sequence[Any], aux: Sequence[Any]) -> None:
+        if self._tape is not None:
+            self._tape.keep(self._plan, extras)
+            self._tape.waiting = self._tape = None
+        self._results = [*(gradients or [None] * len(self._plan.variables)), *aux]
+        if gradients:
+            self._leaves = []  # the arrays may be freed
+
+
+def _wait(head: Any) -> bool:
+    """Let the backward pass of a head wait, and return True; False if it must run now."""
+    tape, slot = head._entry or (None, 0)
+    if tape is None or tape.sources or tape.waiting is not None:
+        return False
+    plan = tape.plan((slot,), tape.pending(), (slot,))
+    if not plan.may_wait():
+        return False
+    owners = [tape.owners[slot] for slot in plan.variables]
+    boxes: list[Any] = [a.grad if a._grad_req == "write" else None for a in owners] + [tape.owners[slot] for slot in plan.aux]
+    if len({*map(id, boxes)}) < len(boxes):
+        return False
+    for box, spec in zip(boxes, plan.specs, strict=True):
+        if box is None or type(box).value is not MutableArray.value or (box.shape, box.dtype) != (spec.shape, spec.dtype):
+            return False  # added to the gradient, or a view
+    tape.waiting = pass_ = WaitingPass(tape, plan)
+    for i, box in enumerate(boxes):
+        if box._later is None:
+            del box.value
+        box._later = pass_, i
+    for owner in owners:
+        owner._fresh_grad = True
+    tape.release(plan.visited)
+    return True
 
 
 class _Pass:
@@ -88,6 +177,7 @@ class _Pass:
         """Go back through all tapes, from the last recorded one to the first."""
         while self._open:
             tape = max(self._open, key=operator.attrgetter("serial"))
+            tape.settle()
             slots = self._open[tape]
             last = max(slots)
             if last in tape.owners:

@@ -31,20 +31,23 @@ class Call:
     Attributes:
         is_random: whether it takes a key.
         aux: positions of the auxiliary states among the inputs.
-        run: for each training mode (False, True) the compiled function (key data or None, *inputs) -> visible outputs, a tuple.
+        is_own: whether it calls no Python code of the user.
+        run: for each training mode (False, True) the compiled function (key data if `is_random`, *inputs) -> visible outputs, a
+            tuple.
         shapes: function (training mode, shapes and dtypes of the inputs, a tuple) -> those of the visible outputs.
         pull: for each mode the compiled function (key data or None, inputs, cotangents of the outputs) -> (cotangents of the
             inputs, new auxiliary states).
     """
 
     def __init__(self, op: Op, params: Attrs, build: Callable[..., Any] = jax.jit) -> None:
-        self.op, self.params, self.is_random = op, params, op.needs_rng
+        self.op, self.params, self.is_random, self.is_own = op, params, op.needs_rng, is_own(op)
         self.shapes = functools.lru_cache(maxsize=64)(self._shapes)
         count = len(op.input_names(params))
         self.aux = tuple(range(count, count + len(op.aux)))
         # keep_unused: zeros_like does not read its input, but its output must be on the input's device
         build = functools.partial(jax.jit, keep_unused=True) if build is jax.jit else build
-        self.run = [build(functools.partial(self.outputs, train)) for train in (False, True)]
+        key = () if self.is_random else (None,)
+        self.run = [build(functools.partial(self.outputs, train, *key)) for train in (False, True)]
         self.pull = [jax.jit(functools.partial(self._pull, train)) for train in (False, True)]
 
     def outputs(self, train: bool, key: Any, *arrays: Any) -> tuple[Any, ...]:
@@ -152,5 +155,7 @@ def graph_call(symbol: Symbol) -> tuple[Call, tuple[str, ...]]:
         outputs = tuple([f"output{i}" for i in range(len(symbol))])
         op = _op("graph", run, names, aux, outputs=outputs, needs_rng=is_random)
         build = functools.partial(Program, build=jax.jit, name="graph_forward")
-        known = _graphs[id(symbol)] = symbol, (Call(op, Attrs({}), build), (*names, *aux))
+        call = Call(op, Attrs({}), build)
+        call.is_own = all(n.op is None or is_own(n.op) for n in symbol.nodes())
+        known = _graphs[id(symbol)] = symbol, (call, (*names, *aux))
     return known[1]

@@ -39,12 +39,18 @@ class Plan:
         extras: those of `wanted` that it computes.
         visited: slots of all results that the heads depend on.
         aux: slots of the auxiliary states, whose new values it computes.
+        places: positions among the leaves of those with a result: of the variables, then of the auxiliary states.
+        specs: shape and dtype of each of these leaves.
+        keeps_gradients: whether the gradients are results of a program that also updates the variables.
     """
+
+    keeps_gradients = False
 
     def __init__(
         self, step: Step, heads: Sequence[int], wanted: Sequence[int], roots: Sequence[int], known: Collection[int]
     ) -> None:
         self.heads, self._runs, self._is_new = tuple(heads), 0, False
+        self._updates: dict[Any, Program] = {}  # by update, numbers of the variables, `keeps_gradients`
         operations = {slot: s for s in step.path() if s.call for slot in _slots(s)}
         self._operations, self._known = operations, frozenset(known)
         together = self._connected(roots)
@@ -54,12 +60,15 @@ class Plan:
         self._steps = sorted({operations[slot] for slot in needed if slot not in self._known}, key=lambda s: s.first)
         inputs = sorted({slot for s in self._steps for slot in s.inputs})
         self.leaves = tuple(s for s in inputs if s not in operations or s in self._known)
-        variables = {s.first: s.outputs[0] for s in step.path() if s.request and is_float(s.outputs[0])}
+        leaves = {s.first: s for s in step.path() if not s.call}
+        variables = {slot for slot, s in leaves.items() if s.request and is_float(s.outputs[0])}
         used = {slot for s in self._steps if s.first in self.visited for slot in s.inputs}
         self.variables = tuple(slot for slot in self.leaves if slot in used and slot in variables)
-        self._specs = [variables[slot] for slot in self.variables]
         aux = {s.inputs[i]: None for s in self._steps if s.train and s.first in self.visited for i in s.call.aux}  # type: ignore[union-attr]
         self.aux = tuple(aux)
+        results = self.variables + self.aux
+        self.places, self.specs = [*map(self.leaves.index, results)], [leaves[slot].outputs[0] for slot in results]
+        self._is_own = all(s.call.is_own for s in self._steps)  # type: ignore[union-attr]
         self._train = any(s.train for s in self._steps)
         self.is_random = any(s.call.op.needs_rng for s in self._steps)  # type: ignore[union-attr]
 
@@ -171,21 +180,53 @@ class Plan:
                 continue
             call: Any = step.call
             ins = [values[slot] for slot in step.inputs]
-            pulled, new = call.pull[step.train](_key_of(key, step), ins, outs)
+            pulled, new = call.pull[step.train](next(iter(_key_of(key, step)), None), ins, outs)
             for slot, gradient in zip(step.inputs, pulled, strict=True):
                 if gradient is not None:
                     cotangents[slot] = gradient if slot not in cotangents else cotangents[slot] + gradient
             new_aux.update(zip([step.inputs[i] for i in call.aux], new, strict=False))
-        zeros = [np.zeros(spec.shape, spec.dtype) for spec in self._specs]
-        grads = [cotangents.get(slot, zero) for slot, zero in zip(self.variables, zeros, strict=True)]
+        zeros = [np.zeros(spec.shape, spec.dtype) for spec in self.specs]
+        grads = [cotangents.get(slot, zero) for slot, zero in zip(self.variables, zeros, strict=False)]
         return grads, [values[slot] for slot in self.extras], [new_aux.get(slot, values[slot]) for slot in self.aux]
+
+    # ---------------------------------------------------------------------------------------------- with an update
+    def may_wait(self) -> bool:
+        """Return whether the backward pass would be compiled now, and nobody sees when it runs."""
+        return self._is_own and len(self._steps) <= MAX_OPERATIONS and (self._runs > 0 or _new[0] < MAX_NEW)
+
+    def updated(self, update: Any, which: tuple[int, ...], key: Any, leaves: Sequence[Any], rest: Sequence[Any]) -> Any:
+        """Compute gradients and the update of some variables in one program.
+
+        Args:
+            update: function (weights, gradients, *rest) -> pytree; the same object each time.
+            which: numbers of the variables.
+            key, leaves: as for `gradients`.
+            rest: further arguments of `update`.
+
+        Returns:
+            (result of `update`, values of `extras`, new values of `aux`, gradients or () unless `keeps_gradients`).
+        """
+        keeps = self.keeps_gradients
+        program = self._updates.get((update, which, keeps))
+        if program is None:
+
+            def run(key: Any, leaves: Sequence[Any], rest: Sequence[Any]) -> Any:
+                gradients, extras, aux = self._gradients(key, leaves, [None])
+                weights = tuple([leaves[self.places[i]] for i in which])
+                new = update(weights, tuple([gradients[i] for i in which]), *rest)
+                return new, extras, aux, gradients if keeps else ()
+
+            program = self._updates[update, which, keeps] = Program(run, jax.jit, name="autograd_step")
+        self._compiles()
+        with translated():
+            return program(key, leaves, rest)
 
     def _one_by_one(self, key: Any, leaves: Sequence[Any]) -> dict[int, Any]:
         """Run the operations one by one; returns the values of all slots."""
         values = dict(zip(self.leaves, leaves, strict=True))
         for step in self._steps:
             assert step.call is not None
-            outputs = step.call.run[step.train](_key_of(key, step), *(values[slot] for slot in step.inputs))
+            outputs = step.call.run[step.train](*_key_of(key, step), *(values[slot] for slot in step.inputs))
             values.update(enumerate(outputs, step.first))
         return values
 
@@ -200,12 +241,12 @@ class Plan:
         return function_call(gradient, 1 + len(self.leaves) + len(self.heads))
 
 
-def _key_of(key: Any, step: Step) -> Any:
-    """Return the key that the node of a step has in the program of its graph."""
+def _key_of(key: Any, step: Step) -> list[Any]:
+    """Return the key that the node of a step has in the program of its graph, in a list; [] if it needs none."""
     assert step.call is not None
-    if not step.call.op.needs_rng:
-        return None
-    return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), zlib.crc32(f"n{step.first}".encode())))
+    if not step.call.is_random:
+        return []
+    return [jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), zlib.crc32(f"n{step.first}".encode())))]
 
 
 def _slots(step: Step) -> range:

@@ -25,6 +25,7 @@ class Mode(threading.local):
 
 
 mode = Mode()
+_new: Any = object.__new__
 _root = [Step(None, ())]
 _serials = itertools.count()
 
@@ -42,6 +43,7 @@ class Tape:
         places: an array on the device of each slot.
         owners: slot of a leaf -> its NDArray.
         sources: slot of a leaf that was computed from variables elsewhere -> (tape, slot) or `Pull`.
+        waiting: the `WaitingPass` that computes results of this tape, or None.
     """
 
     def __init__(self) -> None:
@@ -53,6 +55,7 @@ class Tape:
         self.places: list[Any] = []
         self.owners: dict[int, Any] = {}
         self.sources: dict[int, Any] = {}
+        self.waiting: Any = None
         self._results: dict[int, weakref.ref[Any]] = {}
         self._slots: dict[int, int] = {}  # id of a variable, or of the value of a constant -> slot
         self._key: Any = None
@@ -64,19 +67,21 @@ class Tape:
         Raises:
             MXNetError: the operation does not accept arrays of these shapes and dtypes.
         """
-        inputs = tuple([e[1] if (e := a._entry) is not None and e[0] is self else self._leaf(a) for a in arrays])
-        key = call, mode.training, inputs
+        inputs, made = [], []
+        for array in arrays:
+            entry = array._entry
+            inputs.append(entry[1] if entry is not None and entry[0] is self else self._leaf(array))
+        key = call, mode.training, (*inputs,)
         step = self.step.next.get(key) or self.step.operation(key, [self.specs[slot] for slot in inputs])
-        self.step = step
-        values, results, made, place = self.values, self._results, [], self.places[inputs[0]]
-        for slot, spec in enumerate(step.outputs, step.first):
-            array = kind.__new__(kind)
+        self.step, slot, place = step, step.first, self.places[inputs[0]]
+        self.specs += step.outputs
+        for _ in step.outputs:
+            made.append(array := _new(kind))
             array._entry = self, slot
-            values.append(None)
-            self.specs.append(spec)
+            self.values.append(None)
             self.places.append(place)
-            results[slot] = weakref.ref(array)
-            made.append(array)
+            self._results[slot] = weakref.ref(array)
+            slot += 1
         return made
 
     def replace(self, result: Any, array: Any) -> None:
@@ -126,11 +131,17 @@ class Tape:
 
     def read(self, slot: int) -> Any:
         """Return the value of a slot; if it is not computed yet, all pending results connected with it are."""
+        self.settle()
         if self.values[slot] is None:
             known = tuple([s for s in self._results if self.values[s] is not None])
             plan = self.plan((), tuple(sorted({slot, *self.pending()})), (slot,), known)
             self.keep(plan, plan.values(self.key(plan), self.leaves(plan)))
         return self.values[slot]
+
+    def settle(self) -> None:
+        """Run the backward pass that waits."""
+        if self.waiting is not None:
+            self.waiting.run()
 
     def plan(
         self, heads: tuple[int, ...], wanted: tuple[int, ...], roots: tuple[int, ...], known: tuple[int, ...] = ()
@@ -145,16 +156,17 @@ class Tape:
     def keep(self, plan: Plan, extras: Sequence[Any]) -> None:
         """Store the values of the extras of a plan, also in their NDArrays."""
         for slot, value in zip(plan.extras, extras, strict=True):
-            self.values[slot] = value
             array = self._results[slot]()
-            if array is not None and not array.has_value:
-                array.value = value
+            if array is not None and self.values[slot] is None:
+                array.value, array._later = value, None
+            self.values[slot] = value
 
     def release(self, slots: Iterable[int]) -> None:
         """Forget how results were computed: their gradients were."""
         for slot in slots:
             array = self.owners[slot] if slot in self.owners else self._results[slot]()
             if array is not None and array._entry == (self, slot):
+                array._later = array._entry if self.values[slot] is None else None
                 array._entry = None
 
 

@@ -162,7 +162,7 @@ class Symbol(Graph):
                 all others on `ctx`, and so are the outputs.  A node without a group runs where its inputs are.
             shared_arg_names: arguments whose arrays and gradients are shared with `shared_exec`.
             shared_exec: executor to share these arrays and the auxiliary states with.
-            shared_buffer: dict of arrays by name, reused where shape and dtype match; new arrays are added to it.
+            shared_buffer: accepted and ignored; XLA manages memory.
             kwargs: shapes by argument name; values that are no shapes are ignored.
 
         Returns:
@@ -191,10 +191,8 @@ class Symbol(Graph):
                 return nd_full(tuple(shape), 0, devices[name], dtype)
             return array
 
-        reusable = {n: shared_args[n] for n in shared_arg_names or () if n in shared_args} | dict(shared_buffer or {})
+        reusable = {n: shared_args[n] for n in shared_arg_names or () if n in shared_args}
         arrays = [reuse_or_zeros(n, s, t, reusable) for n, s, t in zip(names, shapes, types, strict=True)]
-        if shared_buffer is not None:
-            shared_buffer.update((n, a) for n, a in zip(names, arrays, strict=True) if n not in kwargs)
         reqs = grad_reqs(grad_req, names, None)
         shared_grads = {} if shared_exec is None else {n: shared_exec.grad_dict.get(n) for n in shared_arg_names or ()}
         grads: list[NDArray | None] = [

@@ -23,7 +23,7 @@ _ALONE = "train single runs with fit for it"
 _INSTEAD = {
     **dict.fromkeys(("checkpoint", "checkpoint_every", "checkpoint_best", "resume", "resume_with"), _NO_CHECKPOINTS),
     **dict.fromkeys(("reduce", "gather_outputs", "sync_batch_stats", "mesh", "shard"), _ONE_DEVICE),
-    **dict.fromkeys(("directory", "progress", "profile", "nan", "data_timeout", "updates"), _ALONE),
+    **dict.fromkeys(("directory", "progress", "nan", "data_timeout", "updates"), _ALONE),
     "callbacks": "the members train inside one program; use patience= or halving= of sweep to end members early",
     "devices": "pass devices= to sweep, not in over=: it splits the members over the devices",
     "log_every": "values are recorded once per epoch",

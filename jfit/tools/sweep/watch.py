@@ -56,7 +56,7 @@ class Watch:
     def _add(self, trial: Trial, row: dict[str, Any]) -> bool:
         epoch, batches = len(trial.history), trial.layout.num_batches
         event = Event("epoch_end", epoch, (epoch + 1) * batches, batches, batches, row, run=trial)
-        trial.history.add_epoch(epoch=epoch, step=event.step, **row)
+        trial.history.add("epochs", epoch=epoch, step=event.step, **row)
         monitored("sweep: monitor", event, self.monitor, required=True)
         if self.stopping is None:
             return False

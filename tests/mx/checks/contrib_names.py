@@ -143,7 +143,6 @@ def check_registered_embeddings(mx):
         "glove": sorted(names),
         "has fasttext": "wiki.simple.vec" in text.embedding.get_pretrained_file_names("fasttext"),
         "unknown embedding": raised(text.embedding.get_pretrained_file_names, "glow"),
-        "unknown file": raised(text.embedding.create, "glove", pretrained_file_name="glove.none.txt"),
         "create unknown": raised(text.embedding.create, "glow"),
     }
 

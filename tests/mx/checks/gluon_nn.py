@@ -266,8 +266,6 @@ def check_lambda_and_flatten(mx):
     result |= {
         "unknown name": raised(nn.Lambda, "no_such_function"),
         "unknown hybrid name": raised(nn.HybridLambda, "no_such_function"),
-        "number": raised(nn.Lambda, 3),
-        "hybrid number": raised(nn.HybridLambda, 3),
     }
     return result
 

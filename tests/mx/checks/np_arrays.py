@@ -87,7 +87,6 @@ def check_creation_errors(mx):
     return {
         "ragged": raised(np.array, [[1], [2, 3]]),
         "of_nd": raised(np.array, mx.nd.ones((1,))),
-        "order": raised(np.zeros, (2,), order="F"),
         "sum_of_list": raised(np.sum, [1, 2]),
         "set_np": raised(mx.npx.set_np, shape=False, array=True),
         "shape_off": raised(mx.util.set_np_shape, False),

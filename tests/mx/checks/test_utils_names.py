@@ -17,7 +17,6 @@ def check_assert_almost_equal(mx):
         out[f"{name}_half"] = raised(tu.assert_almost_equal, a.astype("float16"), b.astype("float16"))
         out[f"{name}_rtol"] = raised(tu.assert_almost_equal, a, b, rtol=0.1, atol=0.1)
         out[f"{name}_allclose"] = raised(tu.assert_allclose, a, b)
-        out[f"{name}_etol"] = raised(tu.assert_almost_equal_with_err, a, b, etol=0.5)
         out[f"{name}_almost_equal"] = bool(tu.almost_equal(a, b, 1e-3, 1e-3))
         out[f"{name}_same"] = bool(tu.same(a, b))
     return out

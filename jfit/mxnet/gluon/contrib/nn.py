@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 from jfit.mxnet import ndarray
@@ -63,7 +62,7 @@ class SyncBatchNorm(BatchNorm):
 
     Args:
         in_channels: number of channels; 0: it is inferred at the first call.
-        num_devices: number of devices; None: the number of GPUs, with a warning.
+        num_devices: number of devices; None: the number of GPUs.
         **kwargs: the other arguments of `BatchNorm`, without the axis, which is 1.
     """
 
@@ -71,11 +70,8 @@ class SyncBatchNorm(BatchNorm):
 
     def __init__(self, in_channels: int = 0, num_devices: int | None = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(1, *args, in_channels=in_channels, **kwargs)
-        if num_devices is None:
-            warnings.warn("SyncBatchNorm without num_devices= synchronizes all GPUs; pass the number you use.", stacklevel=2)
-            num_devices = max(1, num_gpus())
         del self._kwargs["axis"]
-        self._kwargs |= {"ndev": num_devices, "key": self.prefix}
+        self._kwargs |= {"ndev": num_devices or max(1, num_gpus()), "key": self.prefix}
 
 
 class _PixelShuffle(HybridBlock):

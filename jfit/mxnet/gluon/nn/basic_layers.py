@@ -413,8 +413,6 @@ class _Function(Block):
 
     def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
         super().__init__(prefix=prefix)
-        if not isinstance(function, str) and not callable(function):
-            raise ValueError(f"{type(self).__name__} takes a function or the name of one, found {function!r}")
         self._func, self._func_name = function, getattr(function, "__name__", function)
         known = callable(function) or all(hasattr(module, function) for module in self._modules)
         assert known, f"mx.nd or mx.sym has no function {function!r}; pass a function."
@@ -432,7 +430,7 @@ class Lambda(_Function):
 
     Raises:
         AssertionError: there is no function of this name.
-        ValueError: `function` is neither a function nor a name.
+        TypeError: `function` is neither a function nor a name.
 
     Example:
         >>> import jfit.mx as mx
@@ -456,7 +454,7 @@ class HybridLambda(_Function, HybridBlock):
 
     Raises:
         AssertionError: there is no function of this name.
-        ValueError: `function` is neither a function nor a name.
+        TypeError: `function` is neither a function nor a name.
 
     Example:
         >>> import jfit.mx as mx

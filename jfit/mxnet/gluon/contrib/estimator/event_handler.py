@@ -251,11 +251,16 @@ class _Monitoring(_Counting):
     """Compares the values of a metric: `_sign` is 1 if larger ones are better, else -1."""
 
     min_delta = 0.0
-    best = np.nan
+    baseline: float | None = None
+    _sign = 1
 
     def __init__(self, monitor: Any, mode: str) -> None:
         check_class(EvalMetric, monitor=monitor)
         self.monitor, self._sign = monitor, -1 if mode == "min" else 1
+
+    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        super().train_begin(estimator)
+        self.best = -self._sign * np.inf if self.baseline is None else self.baseline
 
     def _improves(self) -> bool:
         """Return whether the metric is better than `best`, which then becomes its value."""
@@ -295,11 +300,6 @@ class CheckpointHandler(_Monitoring):
         self.model_dir, self.model_prefix, self.verbose, self.save_best = model_dir, model_prefix, verbose, save_best
         self.epoch_period, self.batch_period, self.max_checkpoints = epoch_period, batch_period, max_checkpoints
         self.saved_checkpoints: list[str] = []
-
-    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        super().train_begin(estimator)
-        if self.save_best:
-            self.best = -self._sign * np.inf
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         graph = getattr(estimator.net, "_cached_graph", None)
@@ -359,7 +359,6 @@ class EarlyStoppingHandler(_Monitoring, TrainEnd):
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         super().train_begin(estimator)
         self.wait = self.stopped_epoch = 0
-        self.best = -self._sign * np.inf if self.baseline is None else self.baseline
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
         self.wait = 0 if self._improves() else self.wait + 1
