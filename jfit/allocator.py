@@ -30,7 +30,9 @@ state = "malloc is as the system set it"
 
 
 def start() -> None:
-    """Change the settings as `import jfit` does, unless `_obstacle` finds a reason not to; logs which, at level DEBUG.
+    """Change the settings as `import jfit` does, unless `_obstacle` finds a reason not to.
+
+    Sets `state`, and logs it if `logging.getLogger("jfit").setLevel("DEBUG")` was called before.
 
     Example:
         >>> start()
@@ -43,7 +45,9 @@ def start() -> None:
         state = _KEEPS
     else:
         state = f"malloc is as the system set it: {reason or 'it refused the settings'}"
-    logging.getLogger("jfit").debug(state)
+    logger = logging.getLogger("jfit")
+    if logger.level == logging.DEBUG:  # its own level: scripts set that of the root logger, and their logs are parsed
+        logger.debug(state)
 
 
 def trim() -> None:
