@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from jfit.data import ArrayData, Batch, StreamData, prefetch
 from jfit.data.batch import pad_rows, rows, wrapped_rows
-from jfit.data.prefetch import Patience
+from jfit.data.prefetch import Patience, Prefetch
 from jfit.data.valid import check_values, valid_indices
 from jfit.distributed import rank
 from jfit.feed.batch_sizes import (
@@ -100,8 +99,15 @@ class HostBatches:
         return self.weights is not False and not checked
 
     def read(
-        self, epoch: int = 0, start: int = 0, *, in_order: bool = False, ahead: int = 2, most: int | None = None
-    ) -> AbstractContextManager[Iterator[tuple[Batch, int]]]:
+        self,
+        epoch: int = 0,
+        start: int = 0,
+        *,
+        in_order: bool = False,
+        ahead: int = 2,
+        most: int | None = None,
+        busy: Callable[[], bool] | None = None,
+    ) -> Prefetch:
         """Return a context manager over an iterator of (batch split over the devices, number of rows without padding).
 
         Args:
@@ -110,6 +116,7 @@ class HostBatches:
             in_order: whether to read arrays unshuffled, from the first row to the last.
             ahead: number of batches to prepare in advance.
             most: number of batches of a stream after which training ends; later ones stay in it.  None: no limit.
+            busy: as for `jfit.data.prefetch.Patience`.
         """
         data, own_seconds = self.data, None
         if isinstance(data, ArrayData):
@@ -120,7 +127,7 @@ class HostBatches:
                 self._agreement = StreamAgreement(self.model.batch_axes, self._use)
                 source = self._agreement.batches(source)
                 own_seconds = self._agreement.own_seconds  # a late process is not reported by the others
-        patience = Patience(lambda number: data.described(number + start, epoch), data.timeout, own_seconds)
+        patience = Patience(lambda number: data.described(number + start, epoch), data.timeout, own_seconds, busy)
         source = self._from((epoch, start), source, self._thread)
         stream = prefetch(source, size=ahead, transform=self._prepare, patience=patience)
         self._thread = stream.thread

@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array, lax
 
 from jfit.data import ArrayData, Batch, StreamData
+from jfit.data.prefetch import Prefetch
 from jfit.data.valid import Valid
 from jfit.evaluate.host_metrics import metric_inputs
 from jfit.feed.batches import EPOCH_DATA_AXES, DeviceBatches, fits_on_device
@@ -278,6 +279,7 @@ class ResidentDispatcher:
         self.batches = DeviceBatches(spec.model, data, spec.devices, spec.batch_size, **options)
         self.num_batches = self.batches.layout.num_batches
         self.checks = None  # arrays are checked before training, and the devices have a copy
+        self.stream: Prefetch | None = None  # nothing is read while training
         self._programs: dict[Any, Any] = {}
         self._counts: dict[int, Array] = {}
 
@@ -289,6 +291,7 @@ class ResidentDispatcher:
         max_steps: Callable[[int], int],
         left: int | None = None,
         prepare: Callable[[Any], None] | None = None,
+        busy: Callable[[], bool] | None = None,
     ) -> Iterator[Dispatch]:
         """Yield the dispatches of an epoch, as `Dispatch`.
 
@@ -300,6 +303,7 @@ class ResidentDispatcher:
                 evaluation and the end of training.
             left: number of steps to the end of training, after which no batch of a stream is read; None: not known.
             prepare: called with the programs that the epoch needs, as a list of (`Program`, arguments after the state).
+            busy: returns whether the devices still run an earlier dispatch; a wait for a batch meanwhile costs nothing.
         """
         epoch_data, layout = self.batches.epoch_data(self.data.order(epoch), first=step - start), self.batches.layout
         num_full = layout.num_full
@@ -378,14 +382,24 @@ class StreamDispatcher:
         self.batches = HostBatches(spec.model, data, parts, spec.batch_size, **options)
         self.num_batches = num_batches_of(data, spec.batch_size)
         self.checks = DataChecks(spec.model, spec.devices, data, self.batches)
+        self.stream: Prefetch | None = None  # the batches of the present epoch
         self._first_shapes: Any = None  # shapes and dtypes of the first batch; None before it
         self._programs: dict[Any, Any] = {}
 
     def dispatches(
-        self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], left: int | None = None, *_: Any
+        self,
+        epoch: int,
+        start: int,
+        step: int,
+        max_steps: Callable[[int], int],
+        left: int | None = None,
+        prepare: Any = None,
+        busy: Callable[[], bool] | None = None,
     ) -> Iterator[Dispatch]:
         """Yield the dispatches of an epoch; arguments as in `ResidentDispatcher.dispatches`.  No program is compiled ahead."""
-        with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call, most=left) as stream:
+        ahead = 2 * self.spec.steps_per_call
+        with self.batches.read(epoch, start, ahead=ahead, most=left, busy=busy) as self.stream:
+            stream = self.stream
             for first in stream:
                 group, most = [first], min(self.spec.steps_per_call, max_steps(step))
                 for item in itertools.islice(stream, most - 1):

@@ -38,7 +38,7 @@ from jfit.loop.dispatch import Dispatch, reported_lr
 from jfit.loop.evaluations import Evaluations
 from jfit.loop.events import Events
 from jfit.loop.nonfinite import NanPolicy
-from jfit.loop.pace import Pace, copy_sums
+from jfit.loop.pace import Pace, copy_sums, log_waits
 from jfit.loop.readings import Readings
 from jfit.loop.saving import ending_saves, save_after_error, save_now
 from jfit.loop.threads import TrainingThread, compiling_ahead
@@ -99,6 +99,7 @@ class Loop:
         self.report: Any = None
         # (position, logs, seconds of compilations before) of an epoch whose evaluation was stopped, or has not ended
         self._trained: tuple[dict[str, int], dict[str, Any], float] | None = None
+        self._waits_logged = False  # whether a warning said that training waits for data
         self._compile_ahead: Any = None  # function of `compiling_ahead`
 
     @property
@@ -209,8 +210,9 @@ class Loop:
         gaps = [watch.gap for watch in (self.events, self.evaluations) if watch is not None]
         most = lambda step: min(self._end[1] - step, *(gap(step) for gap in gaps))  # noqa: E731
         prepare = lambda programs: self._compile_ahead(self.state, programs)  # noqa: E731
+        busy = lambda: self.report is not None and not self.report.is_ready()  # noqa: E731
         left = None if math.isinf(self._end[1]) else int(self._end[1]) - self.step
-        dispatches = self.dispatcher.dispatches(self.epoch, self.batch, self.step, most, left, prepare)
+        dispatches = self.dispatcher.dispatches(self.epoch, self.batch, self.step, most, left, prepare, busy)
         with contextlib.closing(dispatches):
             while self.step < self._end[1] and (dispatch := next(dispatches, None)) is not None:
                 yield dispatch
@@ -238,6 +240,7 @@ class Loop:
             self.nan.report(self, int(totals.first_bad_step))
         if checks is not None:
             checks.check_epoch(totals, self.epoch)
+        self._waits_logged = self._waits_logged or log_waits(self.epoch, speed)
         return self.readings.values(totals) | speed | reported_lr(report)
 
     def _evaluate_epoch(self, flag: StopFlag, logs: dict[str, Any], compiled: float) -> None:
