@@ -119,6 +119,17 @@ class StopFlag:
         finally:
             self._anywhere = False
 
+    @contextlib.contextmanager
+    def delaying(self) -> Iterator[None]:
+        """Return a context manager that is `critical`, and raises KeyboardInterrupt at its end after a second Ctrl-C."""
+        outer, self.critical = self.critical, True
+        try:
+            yield
+        finally:
+            self.critical = outer
+        if self.urgent and not outer:
+            raise KeyboardInterrupt
+
     def check(self) -> None:
         """Raise `Stopped` if the flag is set; only once, so that code that ends the training can wait."""
         if self.set and self.may_raise:
@@ -329,8 +340,12 @@ def defer_interrupts() -> Iterator[None]:
     if _deferred or threading.current_thread() is not threading.main_thread():  # within such a block, it does nothing
         yield
         return
-    signals: list[int] = []
     before = signal.getsignal(signal.SIGINT)
+    if (flag := getattr(before, "jfit_flag", None)) is not None:  # in a loop whose handler delays Ctrl-C itself
+        with flag.delaying():
+            yield
+        return
+    signals: list[int] = []
 
     def on_interrupt(previous: Any) -> None:
         signals.append(signal.SIGINT)

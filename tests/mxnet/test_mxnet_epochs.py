@@ -25,9 +25,13 @@ def network():
     return jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(net, num_hidden=3, name="fc2"), name="softmax")
 
 
-def data(**options):
+class Rows(jfit.NDArrayIter):
+    """A subclass, which may do anything with its rows: its batches are read one by one."""
+
+
+def data(kind=jfit.NDArrayIter, **options):
     rng = np.random.default_rng(3)
-    return jfit.NDArrayIter(rng.normal(size=(ROWS, 5)).astype("float32"), rng.integers(0, 3, ROWS), BATCH, **options)
+    return kind(rng.normal(size=(ROWS, 5)).astype("float32"), rng.integers(0, 3, ROWS), BATCH, **options)
 
 
 class EachBatch(Speedometer):
@@ -77,25 +81,33 @@ def test_many_steps_a_dispatch_give_the_bits_of_one_by_one(devices, kvstore):
     assert seen["traces:module_epoch"] == 1
     with counters.counted() as seen:
         each = trained(lambda param: None, devices=devices, kvstore=kvstore)
+    assert seen["traces:module_epoch"] == 1
+    with counters.counted() as seen:
+        one_by_one = trained(devices=devices, kvstore=kvstore, iterator=data(Rows, shuffle=True, seed=5))
     assert seen["traces:module_epoch"] == 0
-    assert_same_bits(whole, each)
+    assert_same_bits(whole, one_by_one)
+    assert_same_bits(each, one_by_one)
 
 
 @pytest.mark.slow
 def test_a_scheduler_changes_the_learning_rate_within_a_dispatch_as_between_batches():
     make = lambda: lr_scheduler.FactorScheduler(step=5, factor=0.7, base_lr=0.1)  # noqa: E731
     whole, each = trained(scheduler=make), trained(lambda param: None, scheduler=make)
-    assert int(whole.state.step) == int(each.state.step) == 3 * 12
-    assert whole._optimizer.learning_rate == each._optimizer.learning_rate < 0.1
-    assert_same_bits(whole, each)
+    one_by_one = trained(scheduler=make, iterator=data(Rows, shuffle=True, seed=5))
+    for module in (each, one_by_one):
+        assert int(whole.state.step) == int(module.state.step) == 3 * 12
+        assert whole._optimizer.learning_rate == module._optimizer.learning_rate < 0.1
+        assert_same_bits(whole, module)
 
 
 @pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("handle", ["pad", "discard", "roll_over"])
 def test_every_way_to_end_an_epoch_gives_the_same_bits(handle):
-    make = lambda: data(last_batch_handle=handle)  # noqa: E731
-    assert_same_bits(trained(iterator=make()), trained(lambda param: None, iterator=make()))
+    make = lambda kind=jfit.NDArrayIter: data(kind, last_batch_handle=handle)  # noqa: E731
+    one_by_one = trained(iterator=make(Rows))
+    assert_same_bits(trained(iterator=make()), one_by_one)
+    assert_same_bits(trained(lambda param: None, iterator=make()), one_by_one)
 
 
 def lines(caplog, run):
@@ -201,3 +213,78 @@ def test_an_epoch_of_few_dispatches_keeps_no_outputs():
     last = []
     module = trained(lambda param: last.append(param.nbatch), epochs=1)
     assert module.get_outputs()[0].shape == (BATCH, 3) and module.gradients()["fc2_weight"].shape == (3, 8)
+
+
+# ------------------------------------------------------------------------------------------------ a callback for every batch
+def noted(kind, act, devices=1, epochs=2):
+    """What a callback finds after every batch, and the module; `act(param, module)` is called in it."""
+    found, module = [], None
+
+    def look(param):
+        module = param.locals["self"]
+        batch = param.locals["data_batch"]
+        row = [param.epoch, param.nbatch, param.eval_metric.get()[1], param.eval_metric.get_global()[1], batch.pad]
+        row += [np.asarray(a) for a in (*batch.data, *batch.label, *module.get_outputs(), module.gradients()["fc2_weight"])]
+        found.append(row + [np.asarray(module.get_params()[0]["fc1_weight"])])
+        act(param, module)
+
+    module = trained(look, devices, epochs, iterator=data(kind, shuffle=True, seed=5))
+    return found, module
+
+
+def reset_local(param, module):
+    if param.nbatch % 3 == 0:
+        param.eval_metric.reset_local()
+
+
+def evaluate(param, module):
+    if param.nbatch == 2:
+        module.score(data(), "acc")
+
+
+def change_rate(param, module):
+    module._optimizer.lr *= 0.9
+
+
+def train_again(param, module):
+    """Passes of the user's within a callback, on the batch of the last step and on another one."""
+    if param.nbatch == 1:
+        module.backward()
+        module.update()
+        module.forward_backward(param.locals["data_batch"])
+        module.update()
+
+
+def set_zero(param, module):
+    if param.nbatch == 4:
+        args, aux = module.get_params()
+        module.set_params({**args, "fc2_bias": np.zeros(3, "float32")}, aux)
+
+
+def watch(param, module):
+    if (param.epoch, param.nbatch) == (0, 2):
+        module.install_monitor(jfit.mxnet.monitor.Monitor(1))
+
+
+@pytest.mark.slow
+@pytest.mark.repetitions(2, slow=7)
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("act", [reset_local, evaluate, change_rate, train_again, set_zero, watch])
+def test_a_callback_finds_and_does_after_every_batch_what_it_does_batch_by_batch(act, devices):
+    fast, slow = noted(jfit.NDArrayIter, act, devices), noted(Rows, act, devices)
+    assert len(fast[0]) == len(slow[0]) == 24
+    for row, other in zip(fast[0], slow[0], strict=True):
+        for at, (one, two) in enumerate(zip(row, other, strict=True)):
+            assert np.array_equal(one, two, equal_nan=True), (row[:2], at)
+    assert_same_bits(fast[1], slow[1])
+
+
+def test_a_step_with_a_callback_for_every_batch_is_one_dispatch():
+    iterator, module, called = data(last_batch_handle="discard"), jfit.Module(network()), []
+    module.fit(iterator, batch_end_callback=called.append, num_epoch=1)
+    with counters.counted() as seen:
+        module.fit(iterator, batch_end_callback=called.append, num_epoch=2)
+    assert (seen["compiles"], seen["traces"]) == (0, 0)
+    assert len(called) == 3 * 11 and seen["host_syncs"] <= 2 * 2
+    batch, rows = called[-1].locals["data_batch"], called[-1].locals["train_data"]
+    assert batch.data[0].shape == (BATCH, 5) and rows.sources[0][0][1][batch.index].tobytes() == batch.data[0].tobytes()

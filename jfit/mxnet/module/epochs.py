@@ -6,6 +6,7 @@ iterator's order.  The results equal those of training batch by batch.
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from jfit.feed.batches import fits_on_device, gather, place_order
 from jfit.interrupts import StopFlag, defer_interrupts
 from jfit.loop.dispatch import auto_steps_per_call, repeat_steps, report
 from jfit.metrics import Metric
-from jfit.mxnet.module.passes import Passes
+from jfit.mxnet.module.passes import GatheredPass, Passes
 from jfit.mxnet.module.slices import row_table
 from jfit.parallel import place, place_split
 from jfit.programs import Made
@@ -36,24 +37,28 @@ class EpochRunner:
         data: the iterator; its arrays are copied to the devices once.
         counts: number of rows of each device, without padding.
         metrics: pure metrics of the outputs and their labels.
-        every: callbacks read the metrics after each batch whose number is a multiple of this; 0 means never.
+        every: callbacks read the metrics after each batch whose number is a multiple of this; 0 means never; None: after each
+            batch, and they may read anything, so a dispatch is one step and keeps its outputs and gradients.
     """
 
     def __init__(
-        self, passes: Passes, data: NDArrayIter, counts: Sequence[int], metrics: Sequence[Metric], every: int = 0
+        self, passes: Passes, data: NDArrayIter, counts: Sequence[int], metrics: Sequence[Metric], every: int | None = 0
     ) -> None:
-        self.passes, self.counts, self.every = passes, tuple(counts), every
+        self.passes, self.counts, self.asked, self.every = passes, tuple(counts), every, 1 if every is None else every
         self._data = weakref.ref(data, self._drop)
         self.metrics = tuple(metrics)
         # Callbacks may reset the local sums, so local and global sums are separate; without callbacks they are equal.
-        self._metric_sums_of = self.metrics * 2 if every else self.metrics
+        self._metric_sums_of = self.metrics * 2 if self.every else self.metrics
         parameters = passes.parameters
         self.arrays = place(dict([*data.sources[0], *data.sources[1]]), parameters.devices)
-        self.steps = auto_steps_per_call(passes.programs.model, parameters.state.params, data.batch_size)
+        model = passes.programs.model
+        self.steps = 1 if every is None else auto_steps_per_call(model, parameters.state.params, data.batch_size)
         table, weight = row_table(self.counts)  # both (devices, slots)
         self._table = table
         uneven = len(set(self.counts)) > 1
         self._weight = place_split(weight, parameters.devices) if uneven else None
+        rows = max(self.counts)
+        self._specs = {name: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype) for name, a in self.arrays.items()}
 
     @property
     def data(self) -> Any:
@@ -63,13 +68,17 @@ class EpochRunner:
     def _drop(self, _: Any) -> None:
         self.arrays = {}
 
-    def run(self, leaves: Sequence[Any], on_batch: Callable[[int], None], flag: StopFlag | None) -> int:
+    def run(
+        self, leaves: Sequence[Any], on_batch: Callable[[int], bool], flag: StopFlag | None, batch_of: Callable[[int], Batch]
+    ) -> int:
         """Train on all full batches of the epoch and add the metric sums to `leaves`.
 
         Args:
             leaves: an EvalMetric for each of `metrics`.
-            on_batch: called with the batch number (from 0) after each batch at which callbacks run; `leaves` are up to date.
+            on_batch: called with the batch number (from 0) after each batch at which callbacks run; `leaves` are up to date.  It
+                returns whether to go on; otherwise the rest of the epoch is left to the caller.
             flag: stops training between two dispatches.
+            batch_of: returns a batch by number, for callbacks that run further passes on it.
 
         Returns:
             Number of batches that were run.
@@ -77,20 +86,39 @@ class EpochRunner:
         parameters = self.passes.parameters
         self.passes.discard_results()
         full = len(self.data.epoch_rows()) // self.data.batch_size
-        pack, at = self._pack(full), 0
+        pack, at, going = self._pack(full), 0, True
         self._load_sums(leaves)
         try:
-            while at < full and not flag:
-                at += self._call(pack, at, min(self._steps_to_boundary(at), full - at))
+            while at < full and going and not flag:
+                steps = min(self._steps_to_boundary(at), full - at)
+                sums, results = self._call(pack, at, steps)
+                at += steps
                 if self.every and ((at - 1) % self.every == 0 or at == self.data.num_batches):
-                    self._store_sums(leaves, copy=True)
-                    on_batch(at - 1)
-                    self._load_sums(leaves)
+                    if results:
+                        batch: Any = functools.partial(batch_of, at - 1)
+                        self.passes.keep(GatheredPass(batch, self.counts, True, 0, self._specs), *results)
+                    going = self._look(leaves, sums, on_batch, at - 1)
         finally:
-            with defer_interrupts():  # the programs of single steps do not accept a state with sums of metrics
-                self._store_sums(leaves, copy=False)
-                parameters.state = parameters.state._replace(metrics=None)
+            if parameters.state.metrics is not None:
+                with defer_interrupts():  # the programs of single steps do not accept a state with sums of metrics
+                    _set_sums(leaves, parameters.state.metrics.metrics)
+                    parameters.state = parameters.state._replace(metrics=None)
         return at
+
+    def _look(self, leaves: Sequence[Any], sums: Any, on_batch: Callable[[int], bool], nbatch: int) -> bool:
+        """Call `on_batch` with copies of the sums in `leaves`, and load them again if a callback changed them."""
+        parameters = self.passes.parameters
+        _set_sums(leaves, sums)
+        before, totals = [leaf.running() for leaf in leaves], parameters.state.metrics
+        parameters.state = parameters.state._replace(metrics=None)
+        going = on_batch(nbatch)
+        if going and all(
+            a is b for old, leaf in zip(before, leaves, strict=True) for a, b in zip(old, leaf.running(), strict=True)
+        ):
+            parameters.state = parameters.state._replace(metrics=totals)
+        elif going:
+            self._load_sums(leaves)
+        return going
 
     def _steps_to_boundary(self, at: int) -> int:
         """Number of steps of the next dispatch, from batch `at` up to and including the next batch after which callbacks run.
@@ -99,15 +127,17 @@ class EpochRunner:
         """
         return min(self.steps, (-at) % self.every + 1) if self.every else self.steps
 
-    def _call(self, pack: Any, at: int, steps: int) -> int:
+    def _call(self, pack: Any, at: int, steps: int) -> tuple[Any, tuple[Any, ...]]:
+        """Run steps; return copies of the metric sums, and (outputs, gradients) if they are kept."""
         parameters = self.passes.parameters
         with defer_interrupts():  # the host's update counts and the state change together
             step_rates = parameters.begin_updates(steps, self.passes.trainable, self.passes.updated)
             rates = np.zeros((self.steps, *step_rates.shape[1:]), np.float32)
             rates[:steps] = step_rates
             result = self.passes.run(self._program(), pack, np.int32(at), rates, np.int32(steps), count=steps)
-        self.passes.limit_queue(result)
-        return steps
+        fence, sums, *results = result
+        self.passes.limit_queue(fence)
+        return sums, tuple(results)
 
     def _load_sums(self, leaves: Sequence[Any]) -> None:
         """Copy the metric sums from `leaves` into the TrainState, where the compiled program adds to them."""
@@ -118,16 +148,6 @@ class EpochRunner:
         sums += [total for _, total in pairs] if self.every else []
         totals = zero_totals(self._metric_sums_of)._replace(metrics=tuple(sums))
         parameters.state = parameters.state._replace(metrics=place(totals, parameters.devices))
-
-    def _store_sums(self, leaves: Sequence[Any], copy: bool) -> None:
-        """Copy the metric sums from the TrainState back into `leaves`.
-
-        copy: into new buffers, which is needed if the buffers of the state are donated afterwards.
-        """
-        state = self.passes.parameters.state
-        sums = _copy(state.metrics.metrics) if copy else state.metrics.metrics
-        for local, total, leaf in zip(sums, sums[-len(leaves) :], leaves, strict=False):
-            leaf.set_sums(local, total)
 
     def _pack(self, full: int) -> dict[str, Any]:
         """Return the inputs of the program: the data arrays, and for every batch the row indices of each device.
@@ -144,15 +164,16 @@ class EpochRunner:
 
         def make():
             axes, pack = programs.axes()[1], {"arrays": None, "order": 0, "weight": 0}
-            return self._many(), (axes, pack, None, None, None, None), (axes, None)
+            results = (None, None, 0, 0) if self.asked is None else None
+            return self._many(), (axes, pack, None, None, None, None), (axes, results)
 
-        key = ("epoch", programs.setting(), self._metric_sums_of, self.counts, self.steps)
+        key = ("epoch", programs.setting(), self._metric_sums_of, self.counts, self.steps, self.asked is None)
         return programs.compiled(key, make, "module_epoch", donate=(0,))
 
     def _many(self) -> Callable[..., tuple[TrainState, Array]]:
         # not `self`: programs must not keep the arrays of the iterator alive
-        batch_axes, single = dict(self.passes.programs.model.batch_axes), self.steps == 1
-        train = self.passes.programs.raw_step(metrics=self._metric_sums_of)
+        batch_axes, single, kept = dict(self.passes.programs.model.batch_axes), self.steps == 1, self.asked is None
+        train = self.passes.programs.raw_step(metrics=self._metric_sums_of, outputs=kept, gradients=kept)
 
         def many(
             state: TrainState, pack: Any, begin: Any, rates: Any, count: Any, rescale: Any, *, axis_name: str | None = None
@@ -167,14 +188,20 @@ class EpochRunner:
                 state, out = step(state, batch, axis_name=axis_name)
                 # With one learning rate per parameter the report, the array (loss, learning rate), has none (nan).
                 several = out.lr is not None and out.lr.ndim
-                return state, report(out._replace(lr=None) if several else out)
+                reported = report(out._replace(lr=None) if several else out)
+                return state, (reported, out.outputs, out.gradients) if kept else reported
 
-            return one(state, 0) if single else repeat_steps(one)(state, count)
+            state, result = one(state, 0) if single else repeat_steps(one)(state, count)
+            fence, *results = result if kept else (result,)
+            # New buffers: the next call donates those of the state.
+            return state, (fence, jax.tree.map(lambda x: x + 0, state.metrics.metrics), *results)
 
-        return Made(many, "epoch", train, batch_axes, single)
+        return Made(many, "epoch", train, batch_axes, single, kept)
 
 
-_copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # new buffers: the next call donates the originals
+def _set_sums(leaves: Sequence[Any], sums: Any) -> None:
+    for local, total, leaf in zip(sums, sums[-len(leaves) :], leaves, strict=False):
+        leaf.set_sums(local, total)
 
 
 def callback_period(callbacks: Sequence[Any]) -> int | None:
