@@ -116,14 +116,14 @@ class Pace:
 
 
 def log_waits(epoch: int, logs: dict[str, Any]) -> bool:
-    """Log a warning if the devices waited for data for more than half of an epoch, and for a second; return whether they did."""
+    """Log a warning if the devices waited for data for half of an epoch and at least a second; return whether they did."""
     waited, seconds = logs.get("data_time", 0.0), logs["time"]
     if waited < max(1.0, seconds / 2):
         return False
     logging.getLogger("jfit").warning(
-        "epoch %d: the devices waited for data for %.1f of %.1f s; at %.0f samples/s the loader is slower than the training, which "
-        "could do %.0f. Load batches in more worker processes (num_workers= of torch's DataLoader, mp_prefetch() of grain), read "
-        "further ahead (jfit.data.prefetch(loader, size=16)), or cache decoded rows.",
+        "epoch %d: the devices waited for data for %.1f of %.1f s; at %.0f samples/s the loader is slower than the training, "
+        "which could do %.0f. Load batches in more worker processes (num_workers= of torch's DataLoader, mp_prefetch() of "
+        "grain), read further ahead (jfit.data.prefetch(loader, size=16)), or cache decoded rows.",
         epoch,
         waited,
         seconds,

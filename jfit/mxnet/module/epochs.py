@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -75,8 +76,8 @@ class EpochRunner:
 
         Args:
             leaves: an EvalMetric for each of `metrics`.
-            on_batch: called with the batch number (from 0) after each batch at which callbacks run; `leaves` are up to date.  It
-                returns whether to go on; otherwise the rest of the epoch is left to the caller.
+            on_batch: called with the batch number (from 0) after each batch at which callbacks run; `leaves` are up to date.
+                It returns whether to go on; otherwise the rest of the epoch is left to the caller.
             flag: stops training between two dispatches.
             batch_of: returns a batch by number, for callbacks that run further passes on it.
 
@@ -109,12 +110,10 @@ class EpochRunner:
         """Call `on_batch` with copies of the sums in `leaves`, and load them again if a callback changed them."""
         parameters = self.passes.parameters
         _set_sums(leaves, sums)
-        before, totals = [leaf.running() for leaf in leaves], parameters.state.metrics
+        before, totals = [x for leaf in leaves for x in leaf.running()], parameters.state.metrics
         parameters.state = parameters.state._replace(metrics=None)
         going = on_batch(nbatch)
-        if going and all(
-            a is b for old, leaf in zip(before, leaves, strict=True) for a, b in zip(old, leaf.running(), strict=True)
-        ):
+        if going and all(map(operator.is_, before, [x for leaf in leaves for x in leaf.running()])):
             parameters.state = parameters.state._replace(metrics=totals)
         elif going:
             self._load_sums(leaves)

@@ -195,7 +195,7 @@ class Pass(NamedTuple):
 
 
 class GatheredPass(Pass):
-    """A pass of EpochRunner, whose programs gather their batch: the first field is a function that makes it for further passes."""
+    """A pass of EpochRunner, whose programs gather their batch; the first field is a function that makes it again."""
 
     batch = property(lambda self: self[0]())  # type: ignore[assignment]
 
