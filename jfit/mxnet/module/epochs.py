@@ -52,8 +52,8 @@ class EpochRunner:
         self._metric_sums_of = self.metrics * 2 if self.every else self.metrics
         parameters = passes.parameters
         self.arrays = place(dict([*data.sources[0], *data.sources[1]]), parameters.devices)
-        model = passes.programs.model
-        self.steps = 1 if every is None else auto_steps_per_call(model, parameters.state.params, data.batch_size)
+        model, params = passes.programs.model, parameters.state.params
+        self.steps = 1 if every is None else auto_steps_per_call(model, params, data.batch_size, parameters.devices)
         table, weight = row_table(self.counts)  # both (devices, slots)
         self._table = table
         uneven = len(set(self.counts)) > 1
