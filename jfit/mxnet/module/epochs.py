@@ -102,14 +102,14 @@ class EpochRunner:
         finally:
             if parameters.state.metrics is not None:
                 with defer_interrupts():  # the programs of single steps do not accept a state with sums of metrics
-                    _set_sums(leaves, parameters.state.metrics.metrics)
+                    self._store_sums(leaves, parameters.state.metrics.metrics)
                     parameters.state = parameters.state._replace(metrics=None)
         return at
 
     def _look(self, leaves: Sequence[Any], sums: Any, on_batch: Callable[[int], bool], nbatch: int) -> bool:
         """Call `on_batch` with copies of the sums in `leaves`, and load them again if a callback changed them."""
         parameters = self.passes.parameters
-        _set_sums(leaves, sums)
+        self._store_sums(leaves, sums)
         before, totals = [x for leaf in leaves for x in leaf.running()], parameters.state.metrics
         parameters.state = parameters.state._replace(metrics=None)
         going = on_batch(nbatch)
@@ -147,6 +147,10 @@ class EpochRunner:
         sums += [total for _, total in pairs] if self.every else []
         totals = zero_totals(self._metric_sums_of)._replace(metrics=tuple(sums))
         parameters.state = parameters.state._replace(metrics=place(totals, parameters.devices))
+
+    def _store_sums(self, leaves: Sequence[Any], sums: Any) -> None:
+        for local, total, leaf in zip(sums, sums[-len(leaves) :], leaves, strict=False):
+            leaf.set_sums(local, total)
 
     def _pack(self, full: int) -> dict[str, Any]:
         """Return the inputs of the program: the data arrays, and for every batch the row indices of each device.
@@ -196,11 +200,6 @@ class EpochRunner:
             return state, (fence, jax.tree.map(lambda x: x + 0, state.metrics.metrics), *results)
 
         return Made(many, "epoch", train, batch_axes, single, kept)
-
-
-def _set_sums(leaves: Sequence[Any], sums: Any) -> None:
-    for local, total, leaf in zip(sums, sums[-len(leaves) :], leaves, strict=False):
-        leaf.set_sums(local, total)
 
 
 def callback_period(callbacks: Sequence[Any]) -> int | None:
