@@ -210,7 +210,8 @@ class Loop:
         gaps = [watch.gap for watch in (self.events, self.evaluations) if watch is not None]
         most = lambda step: min(self._end[1] - step, *(gap(step) for gap in gaps))  # noqa: E731
         prepare = lambda programs: self._compile_ahead(self.state, programs)  # noqa: E731
-        busy = lambda: self.report is not None and not self.report.is_ready()  # noqa: E731
+        loop = weakref.proxy(self)  # the dispatcher keeps the batches' thread, and that keeps `busy`
+        busy = lambda: loop.report is not None and not loop.report.is_ready()  # noqa: E731
         left = None if math.isinf(self._end[1]) else int(self._end[1]) - self.step
         dispatches = self.dispatcher.dispatches(self.epoch, self.batch, self.step, most, left, prepare, busy)
         with contextlib.closing(dispatches):
