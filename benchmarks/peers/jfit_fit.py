@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 import jfit
 from benchmarks.peers import Leg
 from benchmarks.peers.symbols import network
 from benchmarks.workloads import MOMENTUM, Workload
 
 
-def begin(workload: Workload, *, steps_per_call: int | str = "auto") -> Leg:
-    """Prepare the leg."""
+def begin(workload: Workload, *, steps_per_call: int | str = "auto", source: str = "arrays") -> Leg:
+    """Prepare the leg; `source` are the training data: "arrays", or the same rows from a "generator", "torch" or "grain"."""
     rate, text = workload.learning_rate, workload.text
-    symbol, data, runs = network(jfit.sym, workload), workload.arrays(), []
+    symbol, data, runs = network(jfit.sym, workload), batches(workload, source), []
     rule = ("adam", {"learning_rate": rate}) if text else ("sgd", {"learning_rate": rate, "momentum": MOMENTUM})
     options: dict[str, Any] = {"optimizer": rule[0], "optimizer_params": rule[1], "eval_metric": None if text else "acc"}
 
@@ -26,3 +28,24 @@ def begin(workload: Workload, *, steps_per_call: int | str = "auto") -> Leg:
         return float(runs[0].history.column("loss" if text else "accuracy")[-1])
 
     return Leg(train, lambda: sum(value.size for value in runs[0].params.values()))
+
+
+def batches(workload: Workload, source: str) -> Any:
+    """The training data of a workload, from the source that `begin` describes."""
+    x, y = arrays = workload.arrays()
+    if source == "torch":
+        import torch
+
+        rows = torch.utils.data.TensorDataset(*map(torch.from_numpy, arrays))
+        return torch.utils.data.DataLoader(rows, workload.batch, shuffle=True)
+    if source == "grain":
+        import grain
+
+        return grain.MapDataset.source(range(len(x))).shuffle(seed=0).map(lambda i: (x[i], y[i])).batch(workload.batch)
+    rng = np.random.default_rng(0)
+
+    def generate(epoch: int) -> Any:
+        for rows in rng.permutation(len(x)).reshape(-1, workload.batch):
+            yield x[rows], y[rows]
+
+    return generate if source == "generator" else arrays

@@ -31,6 +31,8 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
+import jax
+
 from jfit import activity, counters
 from jfit.checkpoints.agreement import equal_times
 from jfit.interrupts import StopFlag, Stopped, in_graceful_stop, stop_flag
@@ -211,7 +213,7 @@ class Loop:
         most = lambda step: min(self._end[1] - step, *(gap(step) for gap in gaps))  # noqa: E731
         prepare = lambda programs: self._compile_ahead(self.state, programs)  # noqa: E731
         loop = weakref.proxy(self)  # the dispatcher keeps the batches' thread, and that keeps `busy`
-        busy = lambda: loop.report is not None and not loop.report.is_ready()  # noqa: E731
+        busy = lambda: isinstance(loop.report, jax.Array) and not getattr(loop.report, "is_ready")()  # noqa: B009, E731
         left = None if math.isinf(self._end[1]) else int(self._end[1]) - self.step
         dispatches = self.dispatcher.dispatches(self.epoch, self.batch, self.step, most, left, prepare, busy)
         with contextlib.closing(dispatches):
