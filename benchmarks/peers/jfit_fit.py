@@ -41,7 +41,9 @@ def batches(workload: Workload, source: str) -> Any:
     if source == "grain":
         import grain
 
-        return grain.MapDataset.source(range(len(x))).shuffle(seed=0).map(lambda i: (x[i], y[i])).batch(workload.batch)
+        # Whole batches: row by row, grain itself takes 5 ms of CPU time for 128 rows.
+        rows = np.random.default_rng(0).permutation(len(x)).reshape(-1, workload.batch)
+        return grain.MapDataset.source(rows).shuffle(seed=0).map(lambda at: (x[at], y[at]))
     rng = np.random.default_rng(0)
 
     def generate(epoch: int) -> Any:

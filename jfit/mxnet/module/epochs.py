@@ -183,7 +183,7 @@ class EpochRunner:
         ):
             step = train(rescale=rescale)
 
-            def one(state: TrainState, j: Any) -> tuple[TrainState, Array]:
+            def one(state: TrainState, j: Any) -> tuple[TrainState, Any]:
                 slots = pack["order"][begin + j]
                 batch = Batch(gather(pack["arrays"], slots, batch_axes), pack["weight"], pack["weight"])
                 # The barrier keeps XLA from fusing the step with the gather, so results are bitwise those of a single step.
