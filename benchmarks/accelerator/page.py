@@ -12,6 +12,7 @@ from benchmarks.peers.page import number, table
 Run = dict[str, Any]
 # (network or None for all, leg, least speed of jfit.fit relative to it)
 BARS = ((None, "hand", 0.97), ("resnet50", "compile", 1.0), ("gpt", "compile", 1.0))
+SHARES = {"resnet50": 0.45, "gpt": 0.45}  # least shares of the rate of matrix products
 
 METHOD = """\
 Each leg is a process of its own, which has the accelerator for itself: it trains an epoch, then {rounds} more, of which the
@@ -45,9 +46,13 @@ def _figures(runs: list[Run], titles: dict[str, str], show: Callable[[Run, dict[
     return table("", [run["network"] for run in runs], rows)
 
 
+def _jfit(run: Run) -> dict[str, Any]:
+    return run["legs"].get("function" if "function" in run["legs"] else "jfit", {})
+
+
 def _ratio(run: Run, record: dict[str, Any]) -> float | None:
     """Speed of jfit.fit divided by that of a leg; None if one was not measured."""
-    jfit = run["legs"].get("function" if "function" in run["legs"] else "jfit", {})
+    jfit = _jfit(run)
     return _median(jfit) / _median(record) if "rates" in jfit and "rates" in record else None
 
 
@@ -56,15 +61,22 @@ def _compared(run: Run, record: dict[str, Any]) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _bars(runs: list[Run], titles: dict[str, str]) -> list[str]:
+def _bars(runs: list[Run], titles: dict[str, str], share: Callable[..., float]) -> list[str]:
     lines = []
     for name, leg, bar in BARS:
         for run in (run for run in runs if name in (None, run["network"])):
             value = _ratio(run, run["legs"].get(leg, {}))
             if value is not None:
-                passed = "met" if value >= bar else "**missed**"
-                lines.append(f"- {run['network']}: {value:.2f} times the speed of {titles[leg]}, bar {bar}: {passed}")
-    return [*lines, ""] if lines else []
+                lines.append(f"- {run['network']}: {value:.2f} times the speed of {titles[leg]}, {_passed(value, bar)}")
+    for run in runs:
+        if run["network"] in SHARES and "rates" in _jfit(run):
+            value = share(run, _jfit(run))
+            lines.append(f"- {run['network']}: {value:.2f} of the rate of products, {_passed(value, SHARES[run['network']])}")
+    return ["## Bars", "", *lines, ""] if lines else []
+
+
+def _passed(value: float, bar: float) -> str:
+    return f"bar {bar}: {'met' if value >= bar else '**missed**'}"
 
 
 def _remarks(result: dict[str, Any], titles: dict[str, str]) -> list[str]:
@@ -107,9 +119,10 @@ def markdown(result: dict[str, Any], titles: dict[str, str]) -> str:
     lines += ["", f"Products of matrices of size {rates['size']:,}: {measured}.", ""]
     lines += ["## Samples per second", "", *_figures(runs, titles, lambda run, record: number(_median(record)))]
     lines += ["## Speed of jfit.fit divided by that of the other", "", COMPARED, "", *_figures(runs, titles, _compared)]
-    lines += [] if result["quick"] else _bars(runs, titles)
-    share = lambda run, record: f"{run['flops'] * _median(record) / rates['rates'][run['dtype']]:.1%}"  # noqa: E731
-    lines += ["## Share of the rate of matrix products", "", SHARE, *_figures(runs, titles, share)]
+    share = lambda run, record: run["flops"] * _median(record) / rates["rates"][run["dtype"]]  # noqa: E731
+    shares = _figures(runs, titles, lambda run, record: f"{share(run, record):.1%}")
+    lines += ["## Share of the rate of matrix products", "", SHARE, *shares]
+    lines += [] if result["quick"] else _bars(runs, titles, share)
     lines += ["## Peak memory in MB", "", f"The {peak}.", "", *_figures(runs, titles, lambda run, r: number(r["peak_mb"]))]
     lines += ["## Time to the first step", "", START, *_figures(runs, titles, lambda run, r: f"{r['start_s']:.2f}")]
     return "\n".join(lines + _remarks(result, titles))
