@@ -12,19 +12,39 @@ from benchmarks.peers.symbols import network
 from benchmarks.workloads import MOMENTUM, Workload
 
 
-def begin(workload: Workload, *, steps_per_call: int | str = "auto", source: str = "arrays") -> Leg:
-    """Prepare the leg; `source` are the training data: "arrays", or the same rows from a "generator", "torch" or "grain"."""
+def _function(workload: Workload, x: Any, attention: str) -> tuple[Any, dict[str, Any]]:
+    from benchmarks.peers import hand
+
+    def net(params: Any, tokens: Any) -> Any:
+        logits, _ = hand.forward(hand.Values(params), {}, tokens, workload, attention=attention)
+        return logits.reshape(*tokens.shape, workload.words)
+
+    return net, {"params": hand.initial(workload, x)[0], "loss": "cross_entropy"}
+
+
+def begin(
+    workload: Workload, *, steps_per_call: int | str = "auto", attention: str | None = None, source: str = "arrays"
+) -> Leg:
+    """Prepare the leg; with `attention`, the network is the hand-written function of JAX arrays instead of a graph.
+
+    `source` are the training data: "arrays", or the same rows from a "generator", "torch" or "grain".
+    """
     rate, text = workload.learning_rate, workload.text
-    symbol, data, runs = network(jfit.sym, workload), batches(workload, source), []
+    data, runs = batches(workload, source), []
+    model, more = (
+        (network(jfit.sym, workload), {}) if attention is None else _function(workload, workload.arrays()[0], attention)
+    )
     rule = ("adam", {"learning_rate": rate}) if text else ("sgd", {"learning_rate": rate, "momentum": MOMENTUM})
     options: dict[str, Any] = {"optimizer": rule[0], "optimizer_params": rule[1], "eval_metric": None if text else "acc"}
+    if workload.dtype != "float32":
+        options["policy"] = workload.dtype
 
     def train() -> float:
         if runs:
             runs[0].train(num_epoch=1)
         else:
             fixed: dict[str, Any] = {"num_epoch": 1, "steps_per_call": steps_per_call, "progress": False}
-            runs.append(jfit.fit(symbol, data, batch_size=workload.batch, **options, **fixed))
+            runs.append(jfit.fit(model, data, batch_size=workload.batch, **options, **fixed, **more))
         return float(runs[0].history.column("loss" if text else "accuracy")[-1])
 
     return Leg(train, lambda: sum(value.size for value in runs[0].params.values()))
@@ -42,7 +62,7 @@ def batches(workload: Workload, source: str) -> Any:
         import grain
 
         # Whole batches: row by row, grain itself takes 5 ms of CPU time for 128 rows.
-        rows = np.random.default_rng(0).permutation(len(x)).reshape(-1, workload.batch)
+        rows: Any = np.random.default_rng(0).permutation(len(x)).reshape(-1, workload.batch)
         return grain.MapDataset.source(rows).shuffle(seed=0).map(lambda at: (x[at], y[at]))
     rng = np.random.default_rng(0)
 
