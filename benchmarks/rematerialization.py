@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.one:
         return print(json.dumps(_step(*json.loads(arguments.one))))
-    print("| workload | remat | temp, MB | peak, MB | arithmetic, GFLOP | CPU-s a step | digest |\n|---|---|---:|---:|---:|---:|---|")
+    print("| workload | remat | temp, MB | peak, MB | arithmetic, GFLOP | CPU-s | digest |\n|---|---|---:|---:|---:|---:|---|")
     for name in arguments.workload or ["w3", "w5"]:
         chosen = [r if r in ("none", "full") else r.split(",") for r in arguments.remat or ()]
         chosen = chosen or ["none", "full", PATTERNS.get(name, ["*relu*"])]

@@ -1,8 +1,8 @@
 """Values that the backward pass computes again instead of reading: the argument `remat` of `jfit.fit`, and MXNet's mirroring.
 
 XLA decides when to compute: with one `jax.checkpoint` around a model, everything may be computed again at once, and the peak of
-memory stays.  A graph is therefore cut into parts, each a `jax.checkpoint` of its own, which has to wait for the gradient of its
-results.
+memory stays.  A graph is therefore cut into parts, each a `jax.checkpoint` of its own, which has to wait for the gradient of
+its results.
 """
 
 from __future__ import annotations
