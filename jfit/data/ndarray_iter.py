@@ -392,7 +392,7 @@ class LazyRows:
     """Rows of an h5py dataset or a memory map, read on indexing and converted to float32.
 
     Args:
-        source: h5py dataset, memory map, or another object with `shape` that is indexed by a slice or by increasing row indices.
+        source: h5py dataset, memory map, or other object with `shape`, indexed by a slice or by increasing row indices.
 
     Example:
         >>> LazyRows(np.arange(6.0).reshape(3, 2))[np.array([2, 0, 2])].tolist()

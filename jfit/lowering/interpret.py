@@ -34,6 +34,7 @@ from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.axis import Axis, axis_index
 from jfit.ops.rows import MaybeLayout, RowLayout, RowsLost
 from jfit.ops.rules import reason
+from jfit.platforms import platform_of
 
 STATE_SLOTS = ("state", "state_cell")  # names of the initial-state inputs of recurrent operators; zeros if not passed
 
@@ -111,10 +112,10 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
     graph, open_shapes = Graph(heads), open_constants(operators)
 
     @functools.cache  # at the first trace: many models are lowered only to look at them
-    def repeated() -> Program | None:
+    def repeated(convolutions: bool) -> Program | None:
         if not roll or len(operators) < MIN_STEPS * MIN_PACKS:
             return None
-        return plan_program(order, heads, names.inputs, label_ids | {id(n) for n in open_shapes})
+        return plan_program(order, heads, names.inputs, label_ids | {id(n) for n in open_shapes}, convolutions)
 
     @functools.cache
     def parts(remat: Remat, mirror: str | None) -> list[Part]:
@@ -195,7 +196,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
             _run_in_order(part.nodes, values, functools.partial(run_tagged, part.again))
 
         pieces = parts(remat, os.environ.get("MXNET_BACKWARD_DO_MIRROR")) if train and tap is None else []
-        program = repeated() if tap is None else None
+        program = repeated(platform_of() != "cpu") if tap is None else None  # on CPU, convolutions in loops are slow
         if program is None:
             for part in pieces or [Part(operators)]:
                 if part.again:
