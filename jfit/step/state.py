@@ -22,6 +22,7 @@ from jfit.lowering.model import Aux, Model, Params, Policy, flatten_names, specs
 from jfit.lowering.structure import own_buffer
 from jfit.metrics import Metric
 from jfit.optim import EmaState, Optimizer, ema_params
+from jfit.optim.core import zeros
 from jfit.optim.registry import get_for, in_structure
 from jfit.optim.several import by_pattern
 from jfit.programs import Program
@@ -182,11 +183,11 @@ def averaged(state: TrainState) -> TrainState:
 
 
 def _initialized(optimizer: Optimizer, params: Params) -> Any:
-    """The initial state of the optimizer: compiled as one program, or without a program for small parameters."""
-    small, init = sum(x.nbytes for x in params.values()) <= MAX_ON_HOST, optimizer.init
-    if small and optimizer.state_spec is None and (state := _constants(init, params)) is not None:
+    """The initial state of the optimizer: compiled as one program, or without one if it is constants of at most MAX_ON_HOST."""
+    small, init, spec = sum(x.nbytes for x in params.values()) <= MAX_ON_HOST, optimizer.init, optimizer.state_spec
+    if small and spec is None and (state := _constants(init, params)) is not None:
         return state
-    if not small or optimizer.state_spec is None:
+    if not small or spec is None or any(start is not zeros for start in spec.slots.values()):
         init = Program(init, jax.jit, name="init_optimizer")
     return jax.tree.map(own_buffer, init(params))  # copies, so that no donated buffer is shared
 
