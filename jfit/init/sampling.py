@@ -2,8 +2,8 @@
 
 With JAX's default generator (partitionable threefry), value i of `jax.random.uniform(key, shape)` and `jax.random.normal(key,
 shape)` depends on the key and on i alone.  So one program of fixed shape, whose rows are pieces of any arrays with any keys,
-draws the values of every parameter, with the bits that these functions return for the whole array.  On a CPU, NumPy computes the
-random bits of a small model, which leaves a smaller program for normal values and none for uniform ones.
+draws the values of every parameter, with the bits that these functions return for the whole array.  On a CPU, NumPy computes
+the random bits of a small model, which leaves a smaller program for normal values and none for uniform ones.
 
 >>> import jax
 >>> from jfit.init.sampling import Fixed, Normal, Piece, draw_arrays
