@@ -838,7 +838,7 @@ class Program:
         entries.pop(call.signature)
         result = prepared.run(*call.args, *call.table)
         done = prepared.compiled
-        _temp_bytes[prepared.run] = 0 if done.cancelled() or done.exception() else done.result() or 0
+        _temp_bytes[prepared.run] = 0 if done.cancelled() or done.exception() else done.result()
         if prepared.text is not None:
             _by_text[prepared.text] = prepared.run
         self._keep(call, prepared.run, shared if prepared.is_shared else None)
