@@ -53,7 +53,6 @@ import re
 import sys
 import threading
 import types
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
@@ -142,7 +141,6 @@ class Recent:
 
 _by_key, _by_text = Recent(MAX_PROGRAMS), Recent(MAX_PROGRAMS)
 _caches = [_by_key, _by_text]
-_temp_bytes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # compiled function -> see `Program.temp_bytes`
 
 
 def kept(size: int) -> Recent:
@@ -711,7 +709,6 @@ class Program:
         self._only: Any = None  # the value, as long as there is one only
         self._by_shape = _ByShape((), Recent(0))
         self._unshared = _Shared()  # for a function without a key
-        self.temp_bytes = 0  # of the temporary buffers of a call; 0 if they are not known
 
     def __call__(self, *args: Any) -> Any:
         """Call the compiled function; returns what `fn` returns."""
@@ -837,8 +834,6 @@ class Program:
         interrupts.wait_for(prepared.compiled)
         entries.pop(call.signature)
         result = prepared.run(*call.args, *call.table)
-        done = prepared.compiled
-        _temp_bytes[prepared.run] = 0 if done.cancelled() or done.exception() else done.result()
         if prepared.text is not None:
             _by_text[prepared.text] = prepared.run
         self._keep(call, prepared.run, shared if prepared.is_shared else None)
@@ -893,7 +888,6 @@ class Program:
         )
 
     def _keep(self, call: _Call, run: Any, shared: _Shared | None = None) -> None:
-        self.temp_bytes = max(self.temp_bytes, _temp_bytes.get(run, 0))
         self._runs[call.signature] = run, call.table
         self._by_shape = self._by_shape.with_entry(call.args, (run, call.table))
         self._only = (run, call.table) if len(self._runs) == 1 else None
@@ -926,13 +920,10 @@ def _compile_in_thread(lowered: Any) -> Future[Any]:
     return interrupts.in_thread(_compile, lowered, settings(), daemon=False)  # XLA must not compile while the process exits
 
 
-def _compile(lowered: Any, expected: Any) -> int:
-    """Compile on another thread, unless settings that the calling thread changed for itself are not in effect here.
-
-    Returns the number of bytes of the temporary buffers; 0 if it is not known.
-    """
-    memory = lowered.compile().memory_analysis() if settings() == expected else None
-    return getattr(memory, "temp_size_in_bytes", 0)
+def _compile(lowered: Any, expected: Any) -> None:
+    """Compile on another thread, unless settings that the calling thread changed for itself are not in effect here."""
+    if settings() == expected:
+        lowered.compile()
 
 
 def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:

@@ -39,7 +39,6 @@ from jfit.step.faults import first_fault
 from jfit.step.state import TrainState
 
 MAX_STEPS_PER_CALL = 32
-MAX_QUEUED_BYTES = 8 << 20  # of temporary buffers of a dispatch that may be queued on a CPU
 # platform -> number of floating-point operations in a dispatch next to which its overhead is negligible
 AUTO_FLOPS = {"cpu": 1e9}
 AUTO_FLOPS_DEFAULT = 2e11  # for all other platforms
@@ -269,23 +268,7 @@ def ordered_steps(spec: DispatchSpec) -> Callable[[Batch, TrainState], tuple[Tra
 
 
 # ------------------------------------------------------------------------------------------------ dividing an epoch
-class _Dispatcher:
-    """What both dispatchers have."""
-
-    _programs: dict[Any, Any]
-
-    @property
-    def queues(self) -> bool:
-        """Whether a dispatch may wait for the devices in their queue.
-
-        A CPU has the temporary buffers of queued dispatches in memory, so that one with large buffers begins when the one
-        before it has ended.
-        """
-        large = [p for p in self._programs.values() if getattr(p, "temp_bytes", 0) > MAX_QUEUED_BYTES]
-        return not large or self.spec.devices[0].platform != "cpu"  # type: ignore[attr-defined]
-
-
-class ResidentDispatcher(_Dispatcher):
+class ResidentDispatcher:
     """Makes the dispatches (calls of compiled programs) of an epoch, for data that is kept on the devices.
 
     The programs gather the rows of each batch from the data.
@@ -379,7 +362,7 @@ def _call(program: Program, arguments: tuple[Any, ...]) -> Callable[[TrainState]
     return lambda state: program(state, *arguments)
 
 
-class StreamDispatcher(_Dispatcher):
+class StreamDispatcher:
     """Makes the dispatches (calls of compiled programs) of an epoch, for batches that a background thread prepares on the host.
 
     Args:

@@ -26,7 +26,6 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-import time
 import weakref
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -49,8 +48,6 @@ from jfit.parallel.spmd import WAIT_EVERY
 from jfit.prepare import Problem
 from jfit.step.state import TrainState
 from jfit.step.totals import cleared
-
-FREEING_SECONDS = 2e-4  # a thread of XLA frees the temporary buffers of a dispatch just after its results are ready
 
 
 class Loop:
@@ -219,7 +216,6 @@ class Loop:
                 yield dispatch
 
     def _run_dispatch(self, dispatch: Dispatch, flag: StopFlag) -> None:
-        self._wait_for_buffers()
         flag.critical = True  # a second Ctrl-C must not come between the dispatch and the assignment of its result
         with self.thread:
             self.state, result = dispatch.run(self.state)
@@ -229,15 +225,8 @@ class Loop:
         if flag.urgent:
             raise KeyboardInterrupt
 
-    def _wait_for_buffers(self) -> None:
-        """Wait until the temporary buffers of the last dispatch are free, if another must not be queued behind it."""
-        if self.report is not None and not self.dispatcher.queues:
-            counters.wait(self.report)  # sync: the host waits for each dispatch, of some milliseconds
-            time.sleep(FREEING_SECONDS)
-
     def _read_epoch(self, pace: Pace) -> dict[str, Any]:
         """Wait for the last step of the epoch, and return the logs of the epoch without those of the evaluation."""
-        self._wait_for_buffers()
         checks = self.dispatcher.checks
         totals, report, fault = self.read(
             (self.state.metrics, self.report, checks and checks.fault), behind=0
