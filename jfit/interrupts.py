@@ -119,17 +119,6 @@ class StopFlag:
         finally:
             self._anywhere = False
 
-    @contextlib.contextmanager
-    def delaying(self) -> Iterator[None]:
-        """Return a context manager that is `critical`, and raises KeyboardInterrupt at its end after a second Ctrl-C."""
-        outer, self.critical = self.critical, True
-        try:
-            yield
-        finally:
-            self.critical = outer
-        if self.urgent and not outer:
-            raise KeyboardInterrupt
-
     def check(self) -> None:
         """Raise `Stopped` if the flag is set; only once, so that code that ends the training can wait."""
         if self.set and self.may_raise:
@@ -324,7 +313,8 @@ def wait_for(future: Future[Any], waiting: Callable[[float], None] | None = None
 def defer_interrupts() -> Iterator[None]:
     """Delay Ctrl-C until the end of the block, or until `check` is called in it; the third Ctrl-C raises immediately.
 
-    For a call that donates its argument: an interrupt before its result is assigned would lose the state.
+    For a call that donates its argument: an interrupt before its result is assigned would lose the state.  In a loop that the
+    first Ctrl-C stops between two steps, the second one is delayed, and further ones are too.
 
     Example:
         >>> import signal
@@ -341,9 +331,15 @@ def defer_interrupts() -> Iterator[None]:
         yield
         return
     before = signal.getsignal(signal.SIGINT)
-    if (flag := getattr(before, "jfit_flag", None)) is not None:  # in a loop whose handler delays Ctrl-C itself
-        with flag.delaying():
+    flag = getattr(before, "jfit_flag", None)
+    if flag is not None and flag.may_raise:  # in a loop whose handler delays Ctrl-C itself, at less cost
+        outer, flag.critical = flag.critical, True
+        try:
             yield
+        finally:
+            flag.critical = outer
+        if flag.urgent and not outer:
+            raise KeyboardInterrupt
         return
     signals: list[int] = []
 

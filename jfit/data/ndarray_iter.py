@@ -117,7 +117,7 @@ class _Unread(DataBatch):
         source = vars(self).pop("_source", None)
         if source is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        vars(self).update(vars(source._batch()))
+        vars(self).update(vars(source._batch()) | vars(self))  # attributes that were set stay
         return getattr(self, name)
 
 

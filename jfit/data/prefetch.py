@@ -37,7 +37,9 @@ class Patience:
         timeout: seconds after which `DataTimeout` is raised; None: never.
         own_seconds: function that returns for how many seconds this process has not waited for other processes; earlier time
             does not count for `timeout`.  None: all time counts.
-        busy: function that returns whether the devices still compute, so that the wait costs nothing yet.  None: they do not.
+
+    Attributes:
+        busy: function that returns whether the devices still compute, so that a wait costs nothing yet.  None: they do not.
 
     Raises:
         DataTimeout: from a call with at least `timeout` seconds.
@@ -53,13 +55,10 @@ class Patience:
     """
 
     def __init__(
-        self,
-        what: Callable[[int], str],
-        timeout: float | None = None,
-        own_seconds: Callable[[], float] | None = None,
-        busy: Callable[[], bool] | None = None,
+        self, what: Callable[[int], str], timeout: float | None = None, own_seconds: Callable[[], float] | None = None
     ) -> None:
-        self.what, self.timeout, self._own_seconds, self.busy = what, timeout, own_seconds, busy
+        self.what, self.timeout, self._own_seconds = what, timeout, own_seconds
+        self.busy: Callable[[], bool] | None = None
         self._due = LOG_SECONDS
 
     def doing(self, number: int, kind: str) -> activity.Doing:

@@ -87,6 +87,7 @@ class HostBatches:
         self._largest = batch_size if isinstance(data, ArrayData) else 0  # number of rows to which batches are padded
         self._labels = BatchLabels(model) if self._checks_labels() else None
         self._thread: threading.Thread | None = None  # that of the last `read`
+        self.busy: Callable[[], bool] | None = None  # whether the devices still compute, see `Patience`
         self._position = (0, 0)  # epoch and number of the batch that is prepared next
         self._rows_separable = False  # whether padding rows can be removed from the outputs
         self._lookups: tuple[Lookup, ...] = ()  # inputs of predictions that are row indices of tables
@@ -99,14 +100,7 @@ class HostBatches:
         return self.weights is not False and not checked
 
     def read(
-        self,
-        epoch: int = 0,
-        start: int = 0,
-        *,
-        in_order: bool = False,
-        ahead: int = 2,
-        most: int | None = None,
-        busy: Callable[[], bool] | None = None,
+        self, epoch: int = 0, start: int = 0, *, in_order: bool = False, ahead: int = 2, most: int | None = None
     ) -> Prefetch:
         """Return a context manager over an iterator of (batch split over the devices, number of rows without padding).
 
@@ -116,7 +110,6 @@ class HostBatches:
             in_order: whether to read arrays unshuffled, from the first row to the last.
             ahead: number of batches to prepare in advance.
             most: number of batches of a stream after which training ends; later ones stay in it.  None: no limit.
-            busy: as for `jfit.data.prefetch.Patience`.
         """
         data, own_seconds = self.data, None
         if isinstance(data, ArrayData):
@@ -127,7 +120,8 @@ class HostBatches:
                 self._agreement = StreamAgreement(self.model.batch_axes, self._use)
                 source = self._agreement.batches(source)
                 own_seconds = self._agreement.own_seconds  # a late process is not reported by the others
-        patience = Patience(lambda number: data.described(number + start, epoch), data.timeout, own_seconds, busy)
+        patience = Patience(lambda number: data.described(number + start, epoch), data.timeout, own_seconds)
+        patience.busy = self.busy
         source = self._from((epoch, start), source, self._thread)
         stream = prefetch(source, size=ahead, transform=self._prepare, patience=patience)
         self._thread = stream.thread

@@ -297,7 +297,6 @@ class ResidentDispatcher:
         max_steps: Callable[[int], int],
         left: int | None = None,
         prepare: Callable[[Any], None] | None = None,
-        busy: Callable[[], bool] | None = None,
     ) -> Iterator[Dispatch]:
         """Yield the dispatches of an epoch, as `Dispatch`.
 
@@ -309,7 +308,6 @@ class ResidentDispatcher:
                 evaluation and the end of training.
             left: number of steps to the end of training, after which no batch of a stream is read; None: not known.
             prepare: called with the programs that the epoch needs, as a list of (`Program`, arguments after the state).
-            busy: returns whether the devices still run an earlier dispatch; a wait for a batch meanwhile costs nothing.
         """
         epoch_data, layout = self.batches.epoch_data(self.data.order(epoch), first=step - start), self.batches.layout
         num_full = layout.num_full
@@ -393,18 +391,10 @@ class StreamDispatcher:
         self._programs: dict[Any, Any] = {}
 
     def dispatches(
-        self,
-        epoch: int,
-        start: int,
-        step: int,
-        max_steps: Callable[[int], int],
-        left: int | None = None,
-        prepare: Any = None,
-        busy: Callable[[], bool] | None = None,
+        self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], left: int | None = None, *_: Any
     ) -> Iterator[Dispatch]:
         """Yield the dispatches of an epoch; arguments as in `ResidentDispatcher.dispatches`.  No program is compiled ahead."""
-        ahead = 2 * self.spec.steps_per_call
-        with self.batches.read(epoch, start, ahead=ahead, most=left, busy=busy) as self.stream:
+        with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call, most=left) as self.stream:
             stream = self.stream
             for first in stream:
                 group, most = [first], min(self.spec.steps_per_call, max_steps(step))

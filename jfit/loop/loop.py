@@ -99,6 +99,8 @@ class Loop:
         self.interrupted = self.ended = False
         self.exit_code: int | None = None
         self.report: Any = None
+        loop = weakref.proxy(self)
+        dispatcher.batches.busy = lambda: isinstance(loop.report, jax.Array) and not getattr(loop.report, "is_ready")()  # noqa: B009
         # (position, logs, seconds of compilations before) of an epoch whose evaluation was stopped, or has not ended
         self._trained: tuple[dict[str, int], dict[str, Any], float] | None = None
         self._waits_logged = False  # whether a warning said that training waits for data
@@ -212,10 +214,8 @@ class Loop:
         gaps = [watch.gap for watch in (self.events, self.evaluations) if watch is not None]
         most = lambda step: min(self._end[1] - step, *(gap(step) for gap in gaps))  # noqa: E731
         prepare = lambda programs: self._compile_ahead(self.state, programs)  # noqa: E731
-        loop = weakref.proxy(self)  # the dispatcher keeps the batches' thread, and that keeps `busy`
-        busy = lambda: isinstance(loop.report, jax.Array) and not getattr(loop.report, "is_ready")()  # noqa: B009, E731
         left = None if math.isinf(self._end[1]) else int(self._end[1]) - self.step
-        dispatches = self.dispatcher.dispatches(self.epoch, self.batch, self.step, most, left, prepare, busy)
+        dispatches = self.dispatcher.dispatches(self.epoch, self.batch, self.step, most, left, prepare)
         with contextlib.closing(dispatches):
             while self.step < self._end[1] and (dispatch := next(dispatches, None)) is not None:
                 yield dispatch

@@ -17,6 +17,12 @@ from jfit.parallel.spmd import Window
 
 LOG_SECONDS = 0.5  # minimum time between two "log" events
 
+_SLOW_DATA = (
+    "epoch %d: the devices waited for data for %.1f of %.1f s; at %.0f samples/s the loader is slower than the training, which "
+    "could do %.0f. Load batches in more worker processes (num_workers= of torch's DataLoader, mp_prefetch() of grain), read "
+    "further ahead (jfit.data.prefetch(loader, size=16)), or cache decoded rows."
+)
+
 
 class LogPoint(NamedTuple):
     """Values at a log point (a time at which running sums are copied) that are not read from the devices yet."""
@@ -50,9 +56,8 @@ class Pace:
         """
         compiling, stream = counters.compile_seconds() - self.compiled, self._loop.dispatcher.stream
         seconds = max(time.perf_counter() - self._started - compiling, 1e-9)
-        return {"samples_per_second": self._rows / seconds, "time": seconds} | (
-            {} if stream is None else {"data_time": min(stream.waited, seconds)}
-        )
+        waits = {} if stream is None else {"data_time": min(stream.waited, seconds)}
+        return {"samples_per_second": self._rows / seconds, "time": seconds} | waits
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -120,16 +125,9 @@ def log_waits(epoch: int, logs: dict[str, Any]) -> bool:
     waited, seconds = logs.get("data_time", 0.0), logs["time"]
     if waited < max(1.0, seconds / 2):
         return False
-    logging.getLogger("jfit").warning(
-        "epoch %d: the devices waited for data for %.1f of %.1f s; at %.0f samples/s the loader is slower than the training, "
-        "which could do %.0f. Load batches in more worker processes (num_workers= of torch's DataLoader, mp_prefetch() of "
-        "grain), read further ahead (jfit.data.prefetch(loader, size=16)), or cache decoded rows.",
-        epoch,
-        waited,
-        seconds,
-        logs["samples_per_second"],
-        logs["samples_per_second"] * seconds / max(seconds - waited, 1e-3),
-    )
+    speed = logs["samples_per_second"]
+    possible = speed * seconds / max(seconds - waited, 1e-3)
+    logging.getLogger("jfit").warning(_SLOW_DATA, epoch, waited, seconds, speed, possible)
     return True
 
 

@@ -43,14 +43,17 @@ def test_a_wait_counts_from_when_the_devices_are_idle():
         yield 1
 
     started = time.monotonic()
-    patience = Patience("item {}".format, busy=lambda: time.monotonic() < started + 0.3)
+    patience = Patience("item {}".format)
+    patience.busy = lambda: time.monotonic() < started + 0.3
     with prefetch(source(), patience=patience) as stream:
         assert list(stream) == [1]
     assert 0.05 < stream.waited < time.monotonic() - started - 0.2  # without `busy` it is all of it
 
 
 def test_a_wait_costs_nothing_while_the_devices_compute():
-    with prefetch(iter(range(3)), transform=lambda k: time.sleep(0.02), patience=Patience(str, busy=lambda: True)) as stream:
+    patience = Patience(str)
+    patience.busy = lambda: True
+    with prefetch(iter(range(3)), transform=lambda k: time.sleep(0.02), patience=patience) as stream:
         assert len(list(stream)) == 3
     assert stream.waited == 0
 

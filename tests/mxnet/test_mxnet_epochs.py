@@ -1,9 +1,11 @@
 """Epochs of Module.fit in few dispatches: same values, log and order of calls as batch by batch."""
 
+import gc
 import logging
 import os
 import re
 import signal
+import weakref
 
 import numpy as np
 import pytest
@@ -41,7 +43,9 @@ class EachBatch(Speedometer):
         super().__call__(param)
 
 
-def trained(callback=None, devices=1, epochs=3, kvstore="device", scheduler=None, iterator=None, **optimizer):
+def trained(
+    callback=None, devices=1, epochs=3, kvstore="device", scheduler=None, iterator=None, metrics=("acc", "ce"), **optimizer
+):
     random_numbers.seed(0)
     module = jfit.Module(network(), context=[jfit.cpu(i) for i in range(devices)])
     settings = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01, **optimizer}
@@ -49,7 +53,7 @@ def trained(callback=None, devices=1, epochs=3, kvstore="device", scheduler=None
         settings["lr_scheduler"] = scheduler()
     module.fit(
         iterator or data(shuffle=True, seed=5),
-        eval_metric=["acc", "ce"],
+        eval_metric=metric.create(list(metrics)) if isinstance(metrics, tuple) else metrics,
         batch_end_callback=callback,
         kvstore=kvstore,
         optimizer_params=settings,
@@ -218,18 +222,20 @@ def test_an_epoch_of_few_dispatches_keeps_no_outputs():
 # ------------------------------------------------------------------------------------------------ a callback for every batch
 def noted(kind, act, devices=1, epochs=2):
     """What a callback finds after every batch, and the module; `act(param, module)` is called in it."""
-    found, module = [], None
+    found = []
 
     def look(param):
         module = param.locals["self"]
         batch = param.locals["data_batch"]
-        row = [param.epoch, param.nbatch, param.eval_metric.get()[1], param.eval_metric.get_global()[1], batch.pad]
+        row = [param.epoch, param.nbatch, param.eval_metric.get()[1], param.eval_metric.get_global()[1], batch.pad, module._pad]
+        row += [param.locals["train_data"].state_dict()["position"]]
         row += [np.asarray(a) for a in (*batch.data, *batch.label, *module.get_outputs(), module.gradients()["fc2_weight"])]
         found.append(row + [np.asarray(module.get_params()[0]["fc1_weight"])])
         act(param, module)
 
-    module = trained(look, devices, epochs, iterator=data(kind, shuffle=True, seed=5))
-    return found, module
+    metrics = metric.create(["acc", "ce"])
+    module = trained(look, devices, epochs, iterator=data(kind, shuffle=True, seed=5), metrics=metrics)
+    return [*found, [leaf.num_inst for leaf in metrics.leaves()]], module
 
 
 def reset_local(param, module):
@@ -255,6 +261,17 @@ def train_again(param, module):
         module.update()
 
 
+def only_backward(param, module):
+    """A backward pass on its own, which updates moving statistics."""
+    module.backward()
+
+
+def only_passes(param, module):
+    """Passes without an update, so that the next step has the random numbers of a second pass."""
+    if (param.epoch, param.nbatch) in ((0, 11), (1, 3)):
+        module.forward_backward(param.locals["data_batch"])
+
+
 def set_zero(param, module):
     if param.nbatch == 4:
         args, aux = module.get_params()
@@ -269,15 +286,32 @@ def watch(param, module):
 @pytest.mark.slow
 @pytest.mark.repetitions(2, slow=7)
 @pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("act", [reset_local, evaluate, change_rate, train_again, set_zero, watch])
+@pytest.mark.parametrize("act", [reset_local, evaluate, change_rate, train_again, only_backward, only_passes, set_zero, watch])
 def test_a_callback_finds_and_does_after_every_batch_what_it_does_batch_by_batch(act, devices):
     fast, slow = noted(jfit.NDArrayIter, act, devices), noted(Rows, act, devices)
-    assert len(fast[0]) == len(slow[0]) == 24
+    assert len(fast[0]) == len(slow[0]) == 25
     for row, other in zip(fast[0], slow[0], strict=True):
         for at, (one, two) in enumerate(zip(row, other, strict=True)):
             same = np.allclose(one, two, rtol=1e-6) if at in (2, 3) and devices > 1 else np.array_equal(one, two)
             assert same, (row[:2], at)  # metrics of several devices are summed over them
     assert_same_bits(fast[1], slow[1])
+
+
+@pytest.mark.parametrize("callback", [None, lambda param: None])
+def test_a_metric_whose_sums_grow_with_the_classes_is_updated_batch_by_batch(callback):
+    metrics = metric.create("pcc")
+    trained(callback, epochs=1, metrics=metrics)
+    assert (metrics.k, metrics.num_inst) == (3, 12)
+
+
+def test_the_rows_of_an_iterator_are_freed_with_it():
+    iterator = data()
+    rows = weakref.ref(iterator.sources[0][0][1])
+    module = trained(lambda param: None, epochs=1, iterator=iterator)
+    assert module.gradients()["fc2_weight"].shape == (3, 8)
+    del iterator
+    gc.collect()
+    assert rows() is None
 
 
 def test_a_step_with_a_callback_for_every_batch_is_one_dispatch():

@@ -6,9 +6,7 @@ iterator's order.  The results equal those of training batch by batch.
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,8 +56,7 @@ class EpochRunner:
         self._table = table
         uneven = len(set(self.counts)) > 1
         self._weight = place_split(weight, parameters.devices) if uneven else None
-        rows = max(self.counts)
-        self._specs = {name: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype) for name, a in self.arrays.items()}
+        self._specs = {n: jax.ShapeDtypeStruct((max(self.counts), *a.shape[1:]), a.dtype) for n, a in self.arrays.items()}
 
     @property
     def data(self) -> Any:
@@ -70,7 +67,7 @@ class EpochRunner:
         self.arrays = {}
 
     def run(
-        self, leaves: Sequence[Any], on_batch: Callable[[int], bool], flag: StopFlag | None, batch_of: Callable[[int], Batch]
+        self, leaves: Sequence[Any], on_batch: Callable[[int], bool], flag: StopFlag | None, batch_of: Callable[[int], Any]
     ) -> int:
         """Train on all full batches of the epoch and add the metric sums to `leaves`.
 
@@ -79,12 +76,13 @@ class EpochRunner:
             on_batch: called with the batch number (from 0) after each batch at which callbacks run; `leaves` are up to date.
                 It returns whether to go on; otherwise the rest of the epoch is left to the caller.
             flag: stops training between two dispatches.
-            batch_of: returns a batch by number, for callbacks that run further passes on it.
+            batch_of: returns a function that makes a batch, by its number, for callbacks that run further passes on it.
 
         Returns:
             Number of batches that were run.
         """
         parameters = self.passes.parameters
+        parameters.pending.materialize()
         self.passes.discard_results()
         full = len(self.data.epoch_rows()) // self.data.batch_size
         pack, at, going = self._pack(full), 0, True
@@ -96,10 +94,10 @@ class EpochRunner:
                 at += steps
                 if self.every and ((at - 1) % self.every == 0 or at == self.data.num_batches):
                     if results:
-                        batch: Any = functools.partial(batch_of, at - 1)
-                        self.passes.keep(GatheredPass(batch, self.counts, True, 0, self._specs), *results)
+                        self.passes.keep(GatheredPass(batch_of(at - 1), self.counts, True, 0, self._specs), *results)
                     going = self._look(leaves, sums, on_batch, at - 1)
         finally:
+            self.passes.gather()
             if parameters.state.metrics is not None:
                 with defer_interrupts():  # the programs of single steps do not accept a state with sums of metrics
                     self._store_sums(leaves, parameters.state.metrics.metrics)
@@ -112,12 +110,14 @@ class EpochRunner:
         self._store_sums(leaves, sums)
         before, totals = [x for leaf in leaves for x in leaf.running()], parameters.state.metrics
         parameters.state = parameters.state._replace(metrics=None)
-        going = on_batch(nbatch)
-        if going and all(map(operator.is_, before, [x for leaf in leaves for x in leaf.running()])):
+        if not on_batch(nbatch):
+            return False
+        parameters.pending.materialize()  # passes of the callback
+        if all(a is b for a, b in zip(before, [x for leaf in leaves for x in leaf.running()], strict=True)):
             parameters.state = parameters.state._replace(metrics=totals)
-        elif going:
+        else:
             self._load_sums(leaves)
-        return going
+        return True
 
     def _steps_to_boundary(self, at: int) -> int:
         """Number of steps of the next dispatch, from batch `at` up to and including the next batch after which callbacks run.
@@ -221,7 +221,8 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
     """Return whether EpochRunner supports this training.
 
     The arrays must be in memory and fit on the devices, every output must have a label, and a step must be one program, which
-    it is not with `ctx_group`s on different devices, or a `dist` store of several processes.
+    it is not with `ctx_group`s on different devices, or a `dist` store of several processes.  After a training pass without an
+    update, the next step has other random numbers.
     """
     if not isinstance(data, NDArrayIter) or "plain" not in vars(type(data)) or data.started or not data.in_memory:
         return False
@@ -229,6 +230,7 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
     names = [name for name, _ in [*data.sources[0], *data.sources[1]]]
     return (
         passes.is_one_program
+        and not parameters.passes
         and [o.label for o in model.outputs] == list(label_names) == [name for name, _ in data.sources[1]]
         and set(names) == {*model.inputs, *model.labels}
         and all(model.batch_axes.get(name, 0) == 0 for name in names)

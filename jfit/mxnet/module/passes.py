@@ -272,7 +272,13 @@ class Passes:
         """Keep the results of a step that EpochRunner ran."""
         self._pass, self._deferred = at, Deferred(None)
         self._deferred.finish(outputs)
+        self.parameters.pending.add(self._deferred)
         self.gradients.update(gradients)
+
+    def gather(self) -> None:
+        """Make the batch of a kept pass now, so that the pass does not keep all rows of the data in memory."""
+        if isinstance(self._pass, GatheredPass):
+            self._pass = Pass(self._pass.batch, *self._pass[1:])
 
     def discard_results(self) -> None:
         """Drop outputs and gradients, because EpochRunner runs further steps without keeping their outputs and gradients."""
