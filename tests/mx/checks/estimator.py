@@ -258,6 +258,7 @@ def check_early_stopping(mx):
         "min_delta": stopped(rises, mode="max", min_delta=0.2, patience=2),
         "min_delta, min": stopped(falls, mode="min", min_delta=0.2, patience=2),
         "baseline": stopped(rises, mode="max", baseline=0.55, patience=2),
+        "no value at first": stopped([float("nan"), *rises], mode="max", patience=2),
         "not a metric": raised(lambda: handlers.EarlyStoppingHandler("accuracy")),
     }
 

@@ -361,7 +361,8 @@ class EarlyStoppingHandler(_Monitoring, TrainEnd):
         self.wait = self.stopped_epoch = 0
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
-        self.wait = 0 if self._improves() else self.wait + 1
+        has_value = not np.isnan(self.monitor.get()[1])
+        self.wait = 0 if self._improves() else self.wait + has_value
         stops = 0 < self.wait >= self.patience
         if stops:
             self.stopped_epoch = self.current_epoch
