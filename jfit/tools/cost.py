@@ -169,8 +169,8 @@ def cost(
             `seconds`.
         **settings: further arguments as for `fit`: optimizer_params, schedule, schedule_params, ema, frozen, micro_batches,
             clip_norm, clip_value, loss, loss_weights, loss_per_batch, gather_outputs, row_axes, regularizers, sync_batch_stats,
-            policy, nan, remat; devices, but not "auto"; reduce, but no rules that split the state; params and aux, which may also
-            be pytrees of jax.ShapeDtypeStruct.
+            policy, nan, remat; devices, but not "auto"; reduce, but no rules that split the state; params and aux, which may
+            also be pytrees of jax.ShapeDtypeStruct.
 
     Returns:
         `Cost`.
