@@ -261,7 +261,7 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
         arrays: Sequence[Any] = args
         prepared = None if kwargs or random else known.get(len(args))
         if prepared is not None and mode.tape is None and active.policy is None:
-            values = []  # the usual case of what follows, in half the time
+            values = []  # the usual case of what follows, in less time
             for array in args:
                 if not isinstance(array, MutableArray) or isinstance(value := array.value, np.ndarray):
                     break
