@@ -17,12 +17,14 @@ import numpy as np
 from jfit import counters
 from jfit.data.batch import Batch
 from jfit.ops.axis import VirtualSlice
+from jfit.parallel.contexts import cores
 from jfit.parallel.devices import own_part, sharding, spans_processes
 from jfit.parallel.ordered_job import Gather
 from jfit.parallel.spmd import compile_spmd
 from jfit.programs import Made, Program
 from jfit.step import StepOut
-from jfit.step.ordered import reduced, slice_sums, tree_sum
+from jfit.step.ordered import loop_sums, reduced, slice_sums, tree_sum
+from jfit.step.slices import unrolls
 from jfit.step.state import TrainState
 
 
@@ -65,6 +67,15 @@ def process_slices(devices: Sequence[Any], count: int, *, equal: bool = False) -
 def _owners(devices: Sequence[Any], count: int) -> list[Any]:
     """The device of each of `count` slices; those of a device are consecutive."""
     return [devices[j * len(devices) // count] for j in range(count)]
+
+
+def _computing(devices: Sequence[Any]) -> Sequence[Any]:
+    """Which devices compute slices: of the emulated CPU devices of one process no more than it has cores.
+
+    A program is compiled for each device, and the bits do not depend on the choice.
+    """
+    is_emulated = devices[0].platform == "cpu" and not spans_processes(devices)
+    return devices[: cores()] if is_emulated else devices
 
 
 def _unchanged(out: StepOut) -> StepOut:
@@ -118,13 +129,21 @@ class OrderedSteps:
             )
         self._devices, self._is_alone = list(devices)[own_part(devices)], len(devices) == 1
         self._everywhere = sharding(devices)
-        of_slices, own = _owners(devices, count), process_slices(devices, count)
-        self._owners, numbers = of_slices[own or slice(None)], range(count)[own or slice(None)]
-        self._numbers = [jax.device_put(np.int32(j), device) for j, device in zip(numbers, self._owners, strict=True)]
+        # A program computes one slice, or in a loop all slices of a device, whose number is then a power of 2.
+        computing = _computing(devices)
+        size = 1 if count % len(computing) or unrolls(step.model) else count // len(computing)
+        of_parts, own = _owners(computing, count // size), process_slices(devices, count // size)
+        self._owners, parts = of_parts[own or slice(None)], range(0, count, size)[own or slice(None)]
+        spans = [np.int32(first if size == 1 else (first, size)) for first in parts]
+        self._spans = [jax.device_put(span, device) for span, device in zip(spans, self._owners, strict=True)]
+        self._parts = [at if size == 1 else slice(at * size, (at + 1) * size) for at in range(len(parts))]
 
         def one(state: TrainState, batch: Batch, number: Any) -> Any:
             sums, outputs = slice_sums(step, state, batch, number, count)
             return sums, outputs if of_slice is None else of_slice(outputs, batch, VirtualSlice(number, count))
+
+        def several(state: TrainState, batch: Batch, span: Any) -> Any:
+            return loop_sums(one, state, batch, span)
 
         def finish(weighted: bool) -> Program:
             def fn(state: TrainState, sums: Any, axis_name: str | None = None) -> Any:
@@ -136,13 +155,14 @@ class OrderedSteps:
             keyed = Made(fn, "finish", step, weighted, result)
             return compile_spmd(keyed, self._devices[:1], (None, None), None, donate=donate, name="train_update")
 
-        self._one = Program(Made(one, "slice", step, of_slice, count), jax.jit, name="train_slice")
-        self._sum: Any = Program(tree_sum, jax.jit, name="train_sum")
-        self._stacked: Any = _stacked
+        made = Made(one if size == 1 else several, "slice", step, of_slice, count, size)
+        self._slices = Program(made, jax.jit, name="train_slice")
+        self._sum: Any = Program(tree_sum, jax.jit, name="train_sum") if len(of_parts) > 1 else lambda sums: sums[0]
+        self._joined: Any = _stacked if size == 1 else _concatenated
         if own is not None:
-            self._sum = Gather(of_slices, tree_sum, pairs=True, name="train_sum")
+            self._sum = Gather(of_parts, tree_sum, pairs=True, name="train_sum")
         if own is not None and gathered:
-            self._stacked = Gather(of_slices, _stacked, pairs=False, name="train_values")
+            self._joined = Gather(of_parts, self._joined, pairs=False, name="train_values")
         self._finish = {weighted: finish(weighted) for weighted in (False, True)}
         self._before: Any = None  # an array that is ready when the step before is done
 
@@ -159,9 +179,9 @@ class OrderedSteps:
         states, first = self._per_device(state), self._devices[0]
         read = {d: s._replace(opt_state=(), metrics=(), base_lr=None, local=None) for d, s in states.items()}
         parts = []
-        for at, (owner, number) in enumerate(zip(self._owners, self._numbers, strict=True)):
+        for at, owner, span in zip(self._parts, self._owners, self._spans, strict=True):
             rows = jax.tree.map(lambda x, at=at: x[at], batch)
-            part = self._one(read[owner], jax.device_put(rows, owner), number)
+            part = self._slices(read[owner], jax.device_put(rows, owner), span)
             parts.append(part if owner == first else jax.device_put(part, first))
         sums, values = zip(*parts, strict=True)
         del parts, read
@@ -170,7 +190,7 @@ class OrderedSteps:
             counters.wait(self._before)  # sync: the step before, while this one runs; bounds the memory of gradients
         state, result = self._finish[batch.weight is not None](states[first], total)
         self._before = min(jax.tree.leaves(result), key=lambda leaf: leaf.nbytes)
-        values = self._stacked(values) if jax.tree.leaves(values) else values[0]
+        values = self._joined(values) if jax.tree.leaves(values) else values[0]
         return (state if self._is_alone else jax.device_put(state, self._everywhere)), result, values
 
     def _per_device(self, state: TrainState) -> dict[Any, TrainState]:
@@ -181,6 +201,11 @@ class OrderedSteps:
         # by device: the state may come from a step whose devices are the same in another order
         parts = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
         return {device: tree.unflatten([of_leaf[device] for of_leaf in parts]) for device in self._devices}
+
+
+@jax.jit
+def _concatenated(values: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *values)
 
 
 @jax.jit

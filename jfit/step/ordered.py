@@ -7,12 +7,12 @@ arithmetic of a slice is the same wherever it is computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from jfit.lowering.model import Aux, Params
 from jfit.ops.axis import VirtualSlice
@@ -90,6 +90,36 @@ def tree_sum(parts: Sequence[SliceSums]) -> SliceSums:
     while len(parts) > 1:
         parts = [_add(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
+
+
+def loop_sums(
+    of_slice: Callable[[TrainState, Any, Array], tuple[SliceSums, Any]], state: TrainState, batch: Any, span: Array
+) -> tuple[SliceSums, Any]:
+    """Compute consecutive slices of a batch in a loop, each with the bits of a program of its own.
+
+    Args:
+        of_slice: `of_slice(state, batch of the slice, number of the slice) -> (SliceSums, values)`.
+        state: `TrainState`; not changed.
+        batch: `Batch` or dict, the rows of the slices, (slices, rows, ...); their number is a power of 2.
+        span: number of the first slice and number of slices, int32 (2,); arrays, so that XLA does not unroll the loop.
+
+    Returns:
+        (`SliceSums` of all these slices, values with a leading axis of slices).
+    """
+
+    def one(k: Any) -> Any:
+        # The barriers keep XLA from fusing a slice with the code around it, and from moving parts of it out of the loop.
+        inputs = lax.optimization_barrier((state, jax.tree.map(lambda x: x[k], batch), span[0] + k))
+        return lax.optimization_barrier(of_slice(*inputs))
+
+    def body(k: Any, results: Any) -> Any:
+        return jax.tree.map(lambda xs, x: xs.at[k].set(x), results, one(k))
+
+    size = len(jax.tree.leaves(batch)[0])
+    empty = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), jax.eval_shape(one, jnp.int32(0)))
+    sums, values = lax.fori_loop(0, span[1], body, empty)
+    sums = lax.optimization_barrier(sums)
+    return tree_sum([jax.tree.map(lambda x, k=k: x[k], sums) for k in range(size)]), values
 
 
 def reduced(sums: SliceSums, state: TrainState) -> ShardPass:
