@@ -180,8 +180,8 @@ class OrderedSteps:
         read = {d: s._replace(opt_state=(), metrics=(), base_lr=None, local=None) for d, s in states.items()}
         parts = []
         for at, owner, span in zip(self._parts, self._owners, self._spans, strict=True):
-            rows = jax.tree.map(lambda x, at=at: x[at], batch)
-            part = self._slices(read[owner], jax.device_put(rows, owner), span)
+            rows = jax.tree.map(lambda x, at=at: _rows(x, at, owner), batch)
+            part = self._slices(read[owner], rows, span)
             parts.append(part if owner == first else jax.device_put(part, first))
         sums, values = zip(*parts, strict=True)
         del parts, read
@@ -201,6 +201,11 @@ class OrderedSteps:
         # by device: the state may come from a step whose devices are the same in another order
         parts = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
         return {device: tree.unflatten([of_leaf[device] for of_leaf in parts]) for device in self._devices}
+
+
+def _rows(array: Any, at: Any, device: Any) -> Any:
+    """A part of an array for a program of a device, which copies NumPy arrays to it faster than `jax.device_put`."""
+    return array[at] if isinstance(array, np.ndarray) else jax.device_put(array[at], device)
 
 
 @jax.jit

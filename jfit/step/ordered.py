@@ -116,7 +116,7 @@ def loop_sums(
         return jax.tree.map(lambda xs, x: xs.at[k].set(x), results, one(k))
 
     size = len(jax.tree.leaves(batch)[0])
-    empty = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), jax.eval_shape(one, jnp.int32(0)))
+    empty = jax.tree.map(lambda x: lax.empty((size, *x.shape), x.dtype), jax.eval_shape(one, jnp.int32(0)))
     sums, values = lax.fori_loop(0, span[1], body, empty)
     sums = lax.optimization_barrier(sums)
     return tree_sum([jax.tree.map(lambda x, k=k: x[k], sums) for k in range(size)]), values
