@@ -13,6 +13,7 @@ import numpy as np
 
 CLASSES = 10
 MOMENTUM = 0.9
+MASKED = 0.15
 # ResNet-20 (He et al. 2015, section 4.2): three stages of three blocks, (filters, stride of the first block)
 STAGES = ((16, 1), (32, 2), (64, 2))
 BLOCKS = 3
@@ -32,8 +33,11 @@ class Workload:
         batch: rows of a batch.
         rows: rows of an epoch.
         words: size of the vocabulary of a text, 0 for images.
-        width, layers, heads: sizes of the networks for texts.
+        width, layers, heads: sizes of the networks for texts; layers of ResNet-50: at most so many blocks of each stage.
         learning_rate: of SGD with momentum 0.9 for images, of Adam for texts.
+        dtype: "float32", or "bfloat16": layers compute in it, and parameters, optimizer and loss stay float32.
+        causal: False: a transformer sees the whole text, of which 15 % of the words are masked, and predicts all words.
+        tied: whether the last layer has the weight of the embedding, and no bias.
     """
 
     name: str
@@ -47,6 +51,9 @@ class Workload:
     layers: int = 0
     heads: int = 0
     learning_rate: float = 0.02
+    dtype: str = "float32"
+    causal: bool = True
+    tied: bool = False
 
     @property
     def steps(self) -> int:
@@ -58,6 +65,11 @@ class Workload:
         """Whether the rows are tokens, and the labels the next tokens."""
         return self.words > 0
 
+    @property
+    def bottlenecks(self) -> tuple[tuple[int, int], ...]:
+        """The stages of ResNet-50: (filters, blocks)."""
+        return tuple([(filters, min(blocks, self.layers or blocks)) for filters, blocks in BOTTLENECKS])
+
     def arrays(self, layout: str = "NCHW") -> tuple[np.ndarray, np.ndarray]:
         """Rows and labels, the same for every leg and run.
 
@@ -66,10 +78,14 @@ class Workload:
 
         Returns:
             Images float32 (rows, *shape) and classes int32 (rows,), or tokens and next tokens, both int32 (rows, tokens).
+            For a network that is not causal, tokens some of which are masked (replaced by the last word), and the tokens.
         """
         rng = np.random.default_rng(0)
         if self.text:
             words = self._words(rng)
+            if not self.causal:
+                masked = rng.random((self.rows, self.shape[0])) < MASKED
+                return np.where(masked, np.int32(self.words - 1), words[:, 1:]), np.ascontiguousarray(words[:, 1:])
             return np.ascontiguousarray(words[:, :-1]), np.ascontiguousarray(words[:, 1:])
         prototypes = rng.standard_normal((CLASSES, *self.shape), dtype=np.float32)
         labels = rng.integers(0, CLASSES, self.rows, dtype=np.int32)

@@ -64,6 +64,7 @@ import numpy as np
 from jax import lax
 
 from jfit import counters, forks, interrupts
+from jfit.platforms import platform_of, traced_for
 
 # Maximum number of entries of each table; the one that was used least recently is dropped.
 MAX_PROGRAMS = 128
@@ -584,8 +585,8 @@ class _Waiting:
 class _Body:
     """The function that jax traces.  It refers to the function of the user only during its first call."""
 
-    def __init__(self, name: str, constants: Sequence[Constants], has_table: bool) -> None:
-        self.name, self.constants, self.has_table = name, constants, has_table
+    def __init__(self, name: str, constants: Sequence[Constants], has_table: bool, platform: str) -> None:
+        self.name, self.constants, self.has_table, self.platform = name, constants, has_table, platform
         self.fn: Callable[..., Any] | None = None
         self.results: Any = None  # structure, shapes, dtypes and weak types of the results
 
@@ -594,7 +595,7 @@ class _Body:
             raise _Untraced
         counters.count_trace(self.name)
         inputs, table = (args[:-1], args[-1]) if self.has_table else (args, None)
-        with bound(self.constants, table) if self.constants else contextlib.nullcontext():
+        with traced_for(self.platform), bound(self.constants, table) if self.constants else contextlib.nullcontext():
             result = self.fn(*inputs)
         leaves, tree = jax.tree.flatten(result)
         self.results = tree, tuple([repr(jax.typeof(x)) for x in leaves])
@@ -792,7 +793,7 @@ class Program:
         return _Call(args, table, constants, key, _signature((*args, *table)))
 
     def _compiled(self, call: _Call) -> tuple[_Body, Any]:
-        body = _Body(self._name, call.constants, bool(call.table))
+        body = _Body(self._name, call.constants, bool(call.table), platform_of(*jax.tree.leaves(call.args)))
         return body, self._build(body.function()) if self._place is None else self._build(body.function(), len(call.table))
 
     def _shared(self, call: _Call) -> _Shared:

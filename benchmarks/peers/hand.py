@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from benchmarks.peers import Leg
-from benchmarks.workloads import BLOCKS, BOTTLENECKS, CLASSES, MOMENTUM, STAGES, Workload
+from benchmarks.workloads import BLOCKS, CLASSES, MOMENTUM, STAGES, Workload
 
 Arrays = dict[str, Any]
 
@@ -79,31 +79,31 @@ def _pool(x: Any, how: str = "reshape") -> Any:
 
 
 def _batch_norm(p: Values, aux: Arrays, new: Arrays, x: Any, name: str) -> Any:
-    width = x.shape[-1]
+    width, dtype, x = x.shape[-1], x.dtype, x.astype(jnp.float32)
     gamma, beta = p.of(f"{name}_gamma", width) + 1, p.of(f"{name}_beta", width)
     mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
     for key, value in ((f"{name}_mean", mean), (f"{name}_var", variance)):
         new[key] = 0.9 * aux.get(key, jnp.zeros(width)) + 0.1 * value
-    return (x - mean) * lax.rsqrt(variance + 1e-5) * gamma + beta
+    return ((x - mean) * lax.rsqrt(variance + 1e-5) * gamma + beta).astype(dtype)
 
 
 def _layer_norm(p: Values, x: Any, name: str) -> Any:
-    width = x.shape[-1]
+    width, dtype, x = x.shape[-1], x.dtype, x.astype(jnp.float32)
     centered = x - x.mean(-1, keepdims=True)
     gamma, beta = p.of(f"{name}_gamma", width) + 1, p.of(f"{name}_beta", width)
-    return centered * lax.rsqrt((centered**2).mean(-1, keepdims=True) + 1e-5) * gamma + beta
+    return (centered * lax.rsqrt((centered**2).mean(-1, keepdims=True) + 1e-5) * gamma + beta).astype(dtype)
 
 
 # ------------------------------------------------------------------------------------------------ networks
-def _resnet(p: Values, aux: Arrays, x: Any, kind: str, slices: int) -> tuple[Any, Arrays]:
+def _resnet(p: Values, aux: Arrays, x: Any, workload: Workload, slices: int) -> tuple[Any, Arrays]:
     new: Arrays = {}
 
     def unit(x: Any, name: str, filters: int, kernel: int, stride: int = 1) -> Any:
         return _batch_norm(p, aux, new, _conv(p, x, name, filters, kernel, stride, slices=slices if kernel == 3 else 1), name)
 
-    if kind == "resnet50":
+    if workload.kind == "resnet50":
         x = _pool(jax.nn.relu(unit(x, "stem", 64, 7, 2)))
-        for stage, (filters, blocks) in enumerate(BOTTLENECKS):
+        for stage, (filters, blocks) in enumerate(workload.bottlenecks):
             for block in range(blocks):
                 name, stride = f"s{stage}b{block}", 2 if stage and not block else 1
                 y = jax.nn.relu(unit(x, f"{name}_a", filters, 1))
@@ -123,7 +123,7 @@ def _resnet(p: Values, aux: Arrays, x: Any, kind: str, slices: int) -> tuple[Any
 
 def _lstm(p: Values, x: Any, name: str, width: int) -> Any:
     """A layer (tokens, rows, features) -> (tokens, rows, width)."""
-    state = jnp.zeros((x.shape[1], width))
+    state = jnp.zeros((x.shape[1], width), x.dtype)
     gates = _dense(p, x.reshape(-1, x.shape[-1]), f"{name}_i", 4 * width).reshape(*x.shape[:2], 4 * width)
     weight = p.of(f"{name}_h_w", width, 4 * width)
 
@@ -145,31 +145,41 @@ def lstm(p: Values, tokens: Any, workload: Workload) -> Any:
     return _dense(p, x.reshape(-1, workload.width), "fc", workload.words)
 
 
-def transformer(p: Values, tokens: Any, workload: Workload) -> Any:
-    """Logits (rows * tokens, words) of a causal transformer that normalizes before its layers."""
+def _attention(q: Any, k: Any, v: Any, causal: bool, form: str) -> Any:
+    """Attention of (rows, tokens, heads, width of a head); `form` is "einsum", or an implementation of JAX's function."""
+    if form != "einsum":
+        return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation=form)  # pyright: ignore
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[2:], bool)), scores, -1e9) if causal else scores
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+
+
+def transformer(p: Values, tokens: Any, workload: Workload, attention: str = "einsum") -> Any:
+    """Logits (rows * tokens, words) of a transformer that normalizes before its layers."""
     (rows, length), width, heads = tokens.shape, workload.width, workload.heads
     x = p.of("embed", workload.words, width)[tokens] + p.of("position", length, width)
     x = x.reshape(-1, width)  # (rows * tokens, width): products of matrices have faster gradients than those of 3-D arrays
-    mask = jnp.tril(jnp.ones((length, length), bool))
     for layer in range(workload.layers):
         name = f"l{layer}"
         qkv = _dense(p, _layer_norm(p, x, f"{name}_n1"), f"{name}_qkv", 3 * width)
         q, k, v = (a.reshape(rows, length, heads, width // heads) for a in jnp.split(qkv, 3, -1))
-        scores = jnp.where(mask, jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(width // heads), -1e9)
-        mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(x.shape)
+        mixed = _attention(q, k, v, workload.causal, attention).reshape(x.shape)
         x = x + _dense(p, mixed, f"{name}_o", width)
         up = jax.nn.gelu(_dense(p, _layer_norm(p, x, f"{name}_n2"), f"{name}_up", 4 * width), approximate=False)
         x = x + _dense(p, up, f"{name}_down", width)
-    return _dense(p, _layer_norm(p, x, "last"), "fc", workload.words)
+    x = _layer_norm(p, x, "last")
+    return x @ p["embed"].T if workload.tied else _dense(p, x, "fc", workload.words)
 
 
-def forward(p: Values, aux: Arrays, x: Any, workload: Workload, pool: str, slices: int) -> tuple[Any, Arrays]:
+def forward(
+    p: Values, aux: Arrays, x: Any, workload: Workload, pool: str = "reshape", slices: int = 1, attention: str = "einsum"
+) -> tuple[Any, Arrays]:
     """(logits, new moving statistics)."""
     kind = workload.kind
     if workload.text:
-        return {"lstm": lstm, "transformer": transformer}[kind](p, x, workload), {}
+        return lstm(p, x, workload) if kind == "lstm" else transformer(p, x, workload, attention), {}
     if kind.startswith("resnet"):
-        return _resnet(p, aux, x, kind, slices)
+        return _resnet(p, aux, x, workload, slices)
     widths = [128, 64]
     if kind == "lenet":
         for name, filters in (("conv1", 20), ("conv2", 50)):
@@ -197,20 +207,26 @@ def _adam(rate: float, params: Arrays, state: Any, grads: Arrays) -> tuple[Array
     return params, (mean, square, count)
 
 
-def _initial(workload: Workload, x: np.ndarray) -> tuple[Arrays, Arrays]:
+def initial(workload: Workload, x: np.ndarray) -> tuple[Arrays, Arrays]:
     """He-normal weights, small embeddings, zero biases; and zeros for the moving statistics."""
-    values = Values()
+    values, small = Values(), 0.02 if workload.tied else 0.1
     row = jax.ShapeDtypeStruct((workload.batch, *x.shape[1:]), x.dtype)
-    _, aux = jax.eval_shape(lambda x: forward(values, {}, x, workload, "reshape", 1), row)
+    _, aux = jax.eval_shape(lambda x: forward(values, {}, x, workload), row)
     rng, params = np.random.default_rng(0), {}
     for name, value in values.items():
-        scale = 0.1 if name in ("embed", "position") else (2 / math.prod(value.shape[:-1])) ** 0.5 if name.endswith("_w") else 0
+        he = (2 / math.prod(value.shape[:-1])) ** 0.5 if name.endswith("_w") else 0
+        scale = small if name in ("embed", "position") else he
         params[name] = rng.standard_normal(value.shape, dtype=np.float32) * np.float32(scale)
     return jax.device_put(params), jax.device_put({name: np.zeros(v.shape, np.float32) for name, v in aux.items()})
 
 
 def training(
-    workload: Workload, *, feed: str = "gather", pool: str = "reshape", slices: int | None = None
+    workload: Workload,
+    *,
+    feed: str = "gather",
+    pool: str = "reshape",
+    slices: int | None = None,
+    attention: str = "einsum",
 ) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]:
     """Make the training step.
 
@@ -219,13 +235,14 @@ def training(
         feed: "gather" (batches indexed by the shuffled order) or "permute" (the step takes slices of permuted data).
         pool: max pooling by "reshape" and max, or by reduce_"window".
         slices: slices of the batch over which filter gradients are summed; None: 16 for LeNet, 4 for ResNet-20.
+        attention: "einsum", or the `implementation` of `jax.nn.dot_product_attention`.
 
     Returns:
         (step(state, (x, y, order)) -> state, the state at the start, (x, y)); the state is (params, state of the optimizer,
         moving statistics, index of the batch, sum of the metric).
     """
     x, y = workload.arrays("NHWC")
-    params, aux = _initial(workload, x)
+    params, aux = initial(workload, x)
     slices = {"lenet": 16, "resnet20": 4}.get(workload.kind, 1) if slices is None else slices
     size, update = workload.batch, ft.partial(_adam if workload.text else _sgd, workload.learning_rate)
 
@@ -243,7 +260,10 @@ def training(
         label = (label.T if workload.kind == "lstm" else label).reshape(-1)
 
         def loss(p: Arrays) -> tuple[Any, Any]:
-            logits, new = forward(Values(p), aux, batch, workload, pool, slices)
+            low = jax.tree.map(lambda value: value.astype(workload.dtype), p)
+            images = batch if workload.text else batch.astype(workload.dtype)
+            logits, new = forward(Values(low), aux, images, workload, pool, slices, attention)
+            logits = logits.astype(jnp.float32)
             return -jnp.take_along_axis(jax.nn.log_softmax(logits), label[:, None], 1).mean(), (logits, new)
 
         (value, (logits, aux)), grads = jax.value_and_grad(loss, has_aux=True)(params)

@@ -45,9 +45,9 @@ class LeNet(nnx.Module):
 class Unit(nnx.Module):
     """Convolution and BatchNorm."""
 
-    def __init__(self, before: int, filters: int, kernel: int, stride: int, rngs: nnx.Rngs) -> None:
-        self.conv = nnx.Conv(before, filters, (kernel, kernel), strides=stride, use_bias=False, rngs=rngs)
-        self.norm = nnx.BatchNorm(filters, momentum=0.9, rngs=rngs)
+    def __init__(self, before: int, filters: int, kernel: int, stride: int, rngs: nnx.Rngs, dtype: str = "float32") -> None:
+        self.conv = nnx.Conv(before, filters, (kernel, kernel), strides=stride, use_bias=False, dtype=dtype, rngs=rngs)
+        self.norm = nnx.BatchNorm(filters, momentum=0.9, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.norm(self.conv(x))
@@ -84,6 +84,38 @@ class ResNet20(nnx.Module):
         return self.last(x.mean((1, 2)))
 
 
+class Bottleneck(nnx.Module):
+    """Three units and the shortcut."""
+
+    def __init__(self, before: int, filters: int, stride: int, rngs: nnx.Rngs, dtype: str) -> None:
+        self.a, self.b = Unit(before, filters, 1, 1, rngs, dtype), Unit(filters, filters, 3, stride, rngs, dtype)
+        self.c = Unit(filters, 4 * filters, 1, 1, rngs, dtype)
+        self.short = Unit(before, 4 * filters, 1, stride, rngs, dtype) if before != 4 * filters else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.c(nnx.relu(self.b(nnx.relu(self.a(x)))))
+        return nnx.relu(y + (x if self.short is None else self.short(x)))
+
+
+class ResNet50(nnx.Module):
+    """Stem, max-pool, bottlenecks, mean over the image, a dense layer."""
+
+    def __init__(self, workload: Workload, rngs: nnx.Rngs) -> None:
+        self.first, before, blocks = Unit(workload.shape[0], 64, 7, 2, rngs, workload.dtype), 64, []
+        for stage, (filters, count) in enumerate(workload.bottlenecks):
+            for block in range(count):
+                blocks.append(Bottleneck(before, filters, 2 if stage and not block else 1, rngs, workload.dtype))
+                before = 4 * filters
+        self.blocks = nnx.List(blocks)
+        self.last = nnx.Linear(before, CLASSES, dtype=workload.dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.max_pool(nnx.relu(self.first(x)), window_shape=(2, 2), strides=(2, 2))
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x.mean((1, 2)))
+
+
 class Lstm(nnx.Module):
     """Embedding, LSTM layers, a dense layer."""
 
@@ -104,38 +136,49 @@ class Block(nnx.Module):
     """Attention and two dense layers, each after a LayerNorm."""
 
     def __init__(self, workload: Workload, rngs: nnx.Rngs) -> None:
-        width = workload.width
-        self.norm1, self.norm2 = (nnx.LayerNorm(width, epsilon=1e-5, rngs=rngs) for _ in range(2))
-        self.attention = nnx.MultiHeadAttention(workload.heads, width, decode=False, rngs=rngs)
-        self.up, self.down = nnx.Linear(width, 4 * width, rngs=rngs), nnx.Linear(4 * width, width, rngs=rngs)
+        width, options = workload.width, {"dtype": workload.dtype, "rngs": rngs}
+        self.norm1, self.norm2 = (nnx.LayerNorm(width, epsilon=1e-5, **options) for _ in range(2))
+        self.attention = nnx.MultiHeadAttention(workload.heads, width, decode=False, **options)
+        self.up, self.down = nnx.Linear(width, 4 * width, **options), nnx.Linear(4 * width, width, **options)
 
-    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array | None) -> jax.Array:
         x = x + self.attention(self.norm1(x), mask=mask)
         return x + self.down(nnx.gelu(self.up(self.norm2(x)), approximate=False))
 
 
 class Transformer(nnx.Module):
-    """Embeddings, causal blocks, a dense layer."""
+    """Embeddings, blocks, a dense layer."""
 
     def __init__(self, workload: Workload, rngs: nnx.Rngs) -> None:
-        words, width = workload.words, workload.width
-        self.embed, self.position = nnx.Embed(words, width, rngs=rngs), nnx.Embed(workload.shape[0], width, rngs=rngs)
+        words, width, self.causal = workload.words, workload.width, workload.causal
+        options: dict[str, Any] = {"dtype": workload.dtype, "rngs": rngs}
+        small = {"embedding_init": nnx.initializers.normal(0.02)} if workload.tied else {}
+        self.embed, self.position = nnx.Embed(words, width, **small, **options), nnx.Embed(workload.shape[0], width, **options)
         self.blocks = nnx.List(Block(workload, rngs) for _ in range(workload.layers))
-        self.norm, self.last = nnx.LayerNorm(width, epsilon=1e-5, rngs=rngs), nnx.Linear(width, words, rngs=rngs)
+        self.norm = nnx.LayerNorm(width, epsilon=1e-5, **options)
+        self.last = None if workload.tied else nnx.Linear(width, words, **options)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        mask = nnx.make_causal_mask(x)
-        x = self.embed(x) + self.position.embedding
+        mask = nnx.make_causal_mask(x) if self.causal else None
+        x = self.embed(x) + self.position.embedding.astype(self.position.dtype)
         for block in self.blocks:
             x = block(x, mask)
-        return self.last(self.norm(x))
+        x = self.norm(x)
+        return self.embed.attend(x) if self.last is None else self.last(x)
 
 
-NETWORKS = {"mlp": Mlp, "lenet": LeNet, "resnet20": ResNet20, "lstm": Lstm, "transformer": Transformer}
+NETWORKS = {
+    "mlp": Mlp,
+    "lenet": LeNet,
+    "resnet20": ResNet20,
+    "resnet50": ResNet50,
+    "lstm": Lstm,
+    "transformer": Transformer,
+}
 
 
 def _loss(model: Any, x: Any, y: Any) -> tuple[jax.Array, jax.Array]:
-    logits = model(x)
+    logits = model(x).astype("float32")
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean(), logits
 
 
@@ -146,9 +189,11 @@ def _train_step(model: Any, optimizer: nnx.Optimizer, metrics: nnx.MultiMetric, 
     optimizer.update(model, grads)
 
 
-def begin(workload: Workload) -> Leg:
-    """Prepare the leg; batches are NumPy rows indexed by a shuffled order."""
+def begin(workload: Workload, *, on_device: bool = False) -> Leg:
+    """Prepare the leg; batches are rows, of NumPy or (`on_device`) of JAX arrays, indexed by a shuffled order."""
     (x, y), rate, text = workload.arrays("NHWC"), workload.learning_rate, workload.text
+    if on_device:
+        x, y = jax.device_put((x, y))
     model = NETWORKS[workload.kind](workload, nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(rate) if text else optax.sgd(rate, MOMENTUM), wrt=nnx.Param)
     accuracy: dict[str, Any] = {} if text else {"accuracy": nnx.metrics.Accuracy()}

@@ -40,7 +40,8 @@ BARS = (
 )
 
 
-def _table(corner: str, columns: list[str], rows: dict[str, list[str]]) -> list[str]:
+def table(corner: str, columns: list[str], rows: dict[str, list[str]]) -> list[str]:
+    """Lines of a Markdown table; none without rows."""
     if not rows:
         return []
     lines = [f"| {corner} | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
@@ -51,7 +52,8 @@ def _record(run: Run, leg: str, setting: str) -> dict[str, Any]:
     return run["legs"].get(leg, {}).get(setting, {})
 
 
-def _number(value: Any) -> str:
+def number(value: Any) -> str:
+    """Three digits, or all before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -62,7 +64,7 @@ def _figures(runs: list[Run], show: Callable[[dict[str, Any]], str]) -> list[str
         both = [[show(record) if "rates" in (record := _record(run, leg, s)) else "-" for s in SETTINGS] for run in runs]
         if any(cell != ["-", "-"] for cell in both):
             rows[ENTRIES[leg].title] = ["" if cell == ["-", "-"] else " / ".join(cell) for cell in both]
-    return _table(" / ".join(SETTINGS), [run["workload"].upper() for run in runs], rows)
+    return table(" / ".join(SETTINGS), [run["workload"].upper() for run in runs], rows)
 
 
 def _compared(run: Run, other: str, setting: str, long: bool = True) -> str:
@@ -75,14 +77,14 @@ def _compared(run: Run, other: str, setting: str, long: bool = True) -> str:
 
 def _speed(runs: list[Run], cores: int) -> list[str]:
     columns = [run["workload"].upper() for run in runs]
-    lines = [f"## {UNITS[cores][0].upper()}{UNITS[cores][1:]}", "", *_figures(runs, lambda r: _number(np.median(r["rates"])))]
+    lines = [f"## {UNITS[cores][0].upper()}{UNITS[cores][1:]}", "", *_figures(runs, lambda r: number(np.median(r["rates"])))]
     lines += [
         "Speed of jfit.fit (memory kept) divided by that of the other, median and quartiles; above 1, jfit is faster.",
         "",
     ]
     for setting in SETTINGS:
         rows = {ENTRIES[o].title: [_compared(run, o, setting) for run in runs] for o in ENTRIES if o != "jfit"}
-        lines += _table(f"jfit.fit / other, {setting}", columns, {name: cells for name, cells in rows.items() if any(cells)})
+        lines += table(f"jfit.fit / other, {setting}", columns, {name: cells for name, cells in rows.items() if any(cells)})
     return lines
 
 
@@ -168,7 +170,7 @@ def markdown(result: dict[str, Any], picture: str) -> str:
         if runs:
             lines += _speed(runs, cores) + (_bars(runs) if cores == 1 else [])
     runs = [run for run in result["runs"] if run["cores"] == 1] or result["runs"]
-    lines += ["## Peak memory in MB", "", *_figures(runs, lambda record: _number(record["peak_mb"]))]
+    lines += ["## Peak memory in MB", "", *_figures(runs, lambda record: number(record["peak_mb"]))]
     lines += ["## Page faults per step", "", *_figures(runs, lambda record: f"{record['faults']:,.0f}")]
     lines += ["## Start", "", START, *_figures(runs, lambda record: f"{record['start_cpu_s']:.2f}")]
     return "\n".join(lines + _remarks(result["runs"], result["quick"]))
@@ -213,8 +215,8 @@ def write_readme(result: dict[str, Any], page: Path) -> None:
     others = [other for other in OTHERS if any(ratio(run, ("jfit", KEPT), (other, DEFAULT)) for run in runs)]
     rows = {WORKLOADS[r["workload"]].title: [_compared(r, o, DEFAULT, long=False) for o in others] for r in runs}
     rows = {title: cells for title, cells in rows.items() if any(cells)}
-    table = _table("jfit / other", [ENTRIES[other].title for other in others], rows)
-    text = "\n".join([*table, f"Machine: {machine_line(result)} [All figures]({page.relative_to(ROOT)}).", ""])
+    figures = table("jfit / other", [ENTRIES[other].title for other in others], rows)
+    text = "\n".join([*figures, f"Machine: {machine_line(result)} [All figures]({page.relative_to(ROOT)}).", ""])
     readme = ROOT / "README.md"
     before = readme.read_text(encoding="utf-8")
     readme.write_text(MARK.sub(lambda match: match[1] + text + match[2], before), encoding="utf-8")

@@ -9,7 +9,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -58,22 +59,27 @@ class Process:
     Args:
         entry: the leg.
         python: path of the interpreter.
-        workload: name of the workload.
-        steps: steps of an epoch.
-        cores: number of cores to be pinned to.
-        keep_memory: whether the allocator keeps freed memory.
+        workload: what to train, with the rows of an epoch.
+        environment: variables of the process.
+        cores: cores to be pinned to; none: it is not pinned.
+        keep_memory: whether the allocator keeps freed memory; `import jfit` makes it do so if the environment allows it.
     """
 
-    def __init__(self, entry: Entry, python: str, workload: str, steps: int, cores: int, keep_memory: bool) -> None:
-        available = sorted(os.sched_getaffinity(0))
-        if len(available) < cores:
-            raise SystemExit(f"{cores} cores requested, this process may use {len(available)}.")
-        spec = {"module": entry.module, "options": entry.options, "workload": workload, "steps": steps}
-        spec |= {"cores": available[:cores], "keep_memory": keep_memory}
+    def __init__(
+        self,
+        entry: Entry,
+        python: str,
+        workload: Workload,
+        environment: dict[str, str],
+        cores: Sequence[int] = (),
+        keep_memory: bool = False,
+    ) -> None:
+        spec = {"module": entry.module, "options": entry.options, "workload": dataclasses.asdict(workload)}
+        spec |= {"cores": cores, "keep_memory": keep_memory, "begun": time.time()}
         command = [python, "-m", "benchmarks.peers.child", json.dumps(spec)]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors, "text": True}
-        self._process = subprocess.Popen(command, cwd=ROOT, env=_environment(cores, keep_memory), **pipes)
+        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
 
     def answer(self) -> dict[str, Any]:
         """Wait for the next answer of the process."""
@@ -100,14 +106,18 @@ class Process:
         self._errors.close()
 
 
-def _environment(cores: int, keep_memory: bool) -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """The variables of this process, without those that change what is measured."""
     # Emulated devices would split the thread pools; a compile cache would hide the start.
     left_out = ("JAX_COMPILATION_CACHE_DIR", "GLIBC_TUNABLES", "LD_PRELOAD", "JFIT_MALLOC")
-    environment = {n: value for n, value in os.environ.items() if n not in left_out and not n.startswith("MALLOC_")}
+    kept = {n: value for n, value in os.environ.items() if n not in left_out and not n.startswith("MALLOC_")}
     flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
-    environment |= {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "CUDA_VISIBLE_DEVICES": ""}
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(cores), "JFIT_CACHE": "0"}
-    return environment if keep_memory else {**environment, "JFIT_MALLOC": "0"}
+    return kept | {"XLA_FLAGS": " ".join(flags), "KERAS_BACKEND": "jax", "PYTHONPATH": str(ROOT), "JFIT_CACHE": "0"}
+
+
+def _environment(cores: int, keep_memory: bool) -> dict[str, str]:
+    on_cpu = environment() | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(cores)}
+    return on_cpu if keep_memory else {**on_cpu, "JFIT_MALLOC": "0"}
 
 
 @contextlib.contextmanager
@@ -121,7 +131,8 @@ def _processes() -> Iterator[dict[tuple[str, str], Process]]:
             process.close()
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Write what is measured now to stderr."""
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
@@ -142,6 +153,9 @@ def measure(
     Returns:
         A dict with "legs": {leg: {setting: record}}, a record being {"missing": reason} or the measured values.
     """
+    available = sorted(os.sched_getaffinity(0))
+    if len(available) < cores:
+        raise SystemExit(f"{cores} cores requested, this process may use {len(available)}.")
     records: dict[str, dict[str, Any]] = {}
     with _processes() as processes:
         for leg in legs:
@@ -149,14 +163,15 @@ def measure(
             if workload.name not in entry.workloads or entry.python not in pythons:
                 continue
             for setting in settings:
-                _say(f"{workload.name}, {cores} core(s): {leg}, {setting}")
+                say(f"{workload.name}, {cores} core(s): {leg}, {setting}")
                 kept = setting == "memory kept"
-                process = Process(entry, pythons[entry.python], workload.name, steps, cores, kept)
+                where = _environment(cores, kept), available[:cores], kept
+                process = Process(entry, pythons[entry.python], workload.resized(steps * workload.batch), *where)
                 processes[leg, setting] = process
-                records.setdefault(leg, {})[setting] = record = _answer(process.answer)
+                records.setdefault(leg, {})[setting] = record = answer(process.answer)
                 if "missing" in record:
                     processes.pop((leg, setting)).close()
-                    _say(record["missing"])
+                    say(record["missing"])
         epochs = _rounds(processes, records, rounds)
     for (leg, setting), measured in epochs.items():
         if "missing" not in records[leg][setting]:
@@ -172,7 +187,8 @@ def measure(
     }
 
 
-def _answer(ask: Any) -> dict[str, Any]:
+def answer(ask: Any) -> dict[str, Any]:
+    """Call a method of `Process`; {"missing": reason} if the process has ended."""
     try:
         return ask()
     except Ended as reason:
@@ -186,13 +202,13 @@ def _rounds(processes: dict[tuple[str, str], Process], records: dict[str, Any], 
         keys = list(processes)
         start = r % max(len(keys), 1)
         for leg, setting in keys[start:] + keys[:start]:
-            epoch = _answer(processes[leg, setting].train)
+            epoch = answer(processes[leg, setting].train)
             if "missing" in epoch:
                 records[leg][setting] = epoch
                 processes.pop((leg, setting)).close()
-                _say(f"{leg}, {setting}: {epoch['missing']}")
+                say(f"{leg}, {setting}: {epoch['missing']}")
             epochs[leg, setting].append(epoch)
-        _say(f"round {r + 1} of {rounds}: {sum(e[-1].get('wall_s', 0) for e in epochs.values()):.0f} s")
+        say(f"round {r + 1} of {rounds}: {sum(e[-1].get('wall_s', 0) for e in epochs.values()):.0f} s")
     return epochs
 
 

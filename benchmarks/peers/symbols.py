@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.workloads import BLOCKS, BOTTLENECKS, CLASSES, STAGES, Workload
+from benchmarks.workloads import BLOCKS, CLASSES, STAGES, Workload
 
 
 def _unit(sym: Any, x: Any, filters: int, kernel: int, stride: int, name: str, relu: bool = True) -> Any:
@@ -26,9 +26,9 @@ def _resnet20(sym: Any) -> Any:
     return sym.Flatten(sym.Pooling(x, global_pool=True, kernel=(8, 8), pool_type="avg", name="pool"))
 
 
-def _resnet50(sym: Any) -> Any:
+def _resnet50(sym: Any, w: Workload) -> Any:
     x = sym.Pooling(_unit(sym, sym.Variable("data"), 64, 7, 2, "stem"), kernel=(2, 2), stride=(2, 2), pool_type="max")
-    for stage, (filters, blocks) in enumerate(BOTTLENECKS):
+    for stage, (filters, blocks) in enumerate(w.bottlenecks):
         for block in range(blocks):
             name, stride = f"s{stage}b{block}", 2 if stage and not block else 1
             y = _unit(sym, _unit(sym, x, filters, 1, 1, f"{name}_a"), filters, 3, stride, f"{name}_b")
@@ -61,9 +61,13 @@ def _lstm(sym: Any, w: Workload) -> Any:
     return sym.Reshape(sym.swapaxes(x, dim1=0, dim2=1), shape=(-1, w.width))
 
 
+def _tied(sym: Any, w: Workload) -> dict[str, Any]:
+    return {"weight": sym.Variable("embed_weight")} if w.tied else {}
+
+
 def _transformer(sym: Any, w: Workload) -> Any:
     (length,), width, heads = w.shape, w.width, w.heads
-    x = sym.Embedding(sym.Variable("data"), input_dim=w.words, output_dim=width, name="embed")
+    x = sym.Embedding(sym.Variable("data"), **_tied(sym, w), input_dim=w.words, output_dim=width, name="embed")
     x = sym.broadcast_add(x, sym.Variable("position_weight", shape=(1, length, width)))
     x = sym.Reshape(x, shape=(-1, width))
     places = sym.arange(0, length)
@@ -76,7 +80,8 @@ def _transformer(sym: Any, w: Workload) -> Any:
         y = sym.transpose(sym.Reshape(y, shape=(-1, length, 3 * heads, width // heads)), axes=(0, 2, 1, 3))
         y = sym.SliceChannel(y, num_outputs=3, axis=1, name=f"{name}_split")
         q, k, v = (sym.Reshape(y[i], shape=(-3, 0, 0)) for i in range(3))  # (rows * heads, tokens, width of a head)
-        scores = sym.broadcast_add(sym.batch_dot(q, k, transpose_b=True) * (width // heads) ** -0.5, mask)
+        scores = sym.batch_dot(q, k, transpose_b=True) * (width // heads) ** -0.5
+        scores = sym.broadcast_add(scores, mask) if w.causal else scores
         y = sym.Reshape(sym.batch_dot(sym.softmax(scores, axis=-1), v), shape=(-4, -1, heads, 0, 0))
         y = sym.Reshape(sym.transpose(y, axes=(0, 2, 1, 3)), shape=(-1, width))
         x = x + sym.FullyConnected(y, num_hidden=width, name=f"{name}_o")
@@ -99,7 +104,9 @@ def network(sym: Any, workload: Workload) -> Any:
     if workload.text:
         x = {"lstm": _lstm, "transformer": _transformer}[workload.kind](sym, workload)
         label = sym.Reshape(sym.Variable("softmax_label"), shape=(-1,))
-        return sym.SoftmaxOutput(sym.FullyConnected(x, num_hidden=workload.words, name="fc_last"), label, name="softmax")
+        last = sym.FullyConnected(x, **_tied(sym, workload), no_bias=workload.tied, num_hidden=workload.words, name="fc_last")
+        return sym.SoftmaxOutput(last, label, name="softmax")
     makers = {"mlp": lambda sym: _dense(sym, sym.Variable("data"), (128, 64)), "lenet": _lenet}
-    x = {**makers, "resnet20": _resnet20, "resnet50": _resnet50}[workload.kind](sym)
+    makers |= {"resnet20": _resnet20, "resnet50": lambda sym: _resnet50(sym, workload)}
+    x = makers[workload.kind](sym)
     return sym.SoftmaxOutput(sym.FullyConnected(x, num_hidden=CLASSES, name="fc_last"), name="softmax")

@@ -28,7 +28,7 @@ from jfit.parallel.contexts import cores
 from jfit.step.reduce import RULES
 
 MOST_EMULATED = 64  # CPU devices of one machine: each has threads of its own, and compiling takes longer with their number
-PROBE = "import jax, json; print(json.dumps([jax.default_backend(), jax.device_count()]))"
+PROBE = "import jax, json; print(json.dumps([jax.devices()[0].platform, jax.device_count()]))"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -175,7 +175,9 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"{error}; nothing was measured")
     probe = [sys.executable, "-c", PROBE]
     here = (
-        [jax.default_backend(), jax.device_count()] if in_job else json.loads(subprocess.check_output(probe).splitlines()[-1])
+        [jax.devices()[0].platform, jax.device_count()]
+        if in_job
+        else json.loads(subprocess.check_output(probe).splitlines()[-1])
     )
     if here[0] == "cpu" and not in_job and max(r["devices"] for r in todo) > MOST_EMULATED:
         parser.error(f"this machine would emulate more than {MOST_EMULATED} devices; pass fewer --devices and --processes")

@@ -199,7 +199,7 @@ class ResidentScorer:
         batches = DeviceBatches(scorer.model, data, scorer.devices, scorer.batch_size)
         self.num_batches = batches.layout.num_batches
         self._epoch_data = batches.epoch_data(np.arange(data.num_rows, dtype=np.int32))
-        self._one_per_call = unrolls(scorer.model)
+        self._one_per_call = unrolls(scorer.model, scorer.devices)
         # Not a method: JAX's cache keeps compiled functions alive, and a method would keep `self` and its data alive, too.
         program = functools.partial(_add_batches, scorer.step, batches.layout, self._one_per_call)
         axes = (None, None, None, EPOCH_DATA_AXES, None, None)

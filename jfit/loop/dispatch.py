@@ -39,9 +39,9 @@ from jfit.step.faults import first_fault
 from jfit.step.state import TrainState
 
 MAX_STEPS_PER_CALL = 32
-# backend -> number of floating-point operations in a dispatch next to which its overhead is negligible
+# platform -> number of floating-point operations in a dispatch next to which its overhead is negligible
 AUTO_FLOPS = {"cpu": 1e9}
-AUTO_FLOPS_DEFAULT = 2e11  # for all other backends
+AUTO_FLOPS_DEFAULT = 2e11  # for all other platforms
 MAPPED_CALL_BYTES = 32 << 20  # maximum size of the batches of a dispatch if the data is on the disk, with steps_per_call="auto"
 
 
@@ -116,16 +116,16 @@ def reported_lr(report: Any) -> dict[str, float]:
     return {} if report is None or math.isnan(report[1]) else {"lr": float(report[1])}
 
 
-def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int) -> int:
+def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int, devices: Sequence[Any]) -> int:
     """Choose the number of steps per dispatch, from 1 to 32, so that the overhead of a dispatch is small.
 
     Several steps per dispatch help small dense networks most (784-128-64-10 at batch size 64 on CPU: 1.4 times as fast).
     Networks with convolutions get 1 on CPU, because XLA compiles convolutions inside loops to slow code there.
     """
-    if unrolls(model):
+    if unrolls(model, devices):
         return 1
     work = 6.0 * count_parameters(params) * batch_size  # FLOP of a step if all layers are dense
-    budget = AUTO_FLOPS.get(jax.default_backend(), AUTO_FLOPS_DEFAULT)
+    budget = AUTO_FLOPS.get(devices[0].platform, AUTO_FLOPS_DEFAULT)
     return int(np.clip(budget / max(work, 1.0), 1, MAX_STEPS_PER_CALL))
 
 
@@ -137,7 +137,8 @@ def steps_per_call(problem: Problem, resident: bool) -> int:
     data, options, steps = problem.data, problem.options, problem.options.steps_per_call
     if steps == "auto":
         in_arrays = isinstance(data, ArrayData)
-        maximum = auto_steps_per_call(problem.model, problem.shapes[0], options.batch_size) if in_arrays else 1
+        one = problem.model, problem.shapes[0], options.batch_size, problem.settings.devices
+        maximum = auto_steps_per_call(*one) if in_arrays else 1
         if isinstance(data, ArrayData) and data.mapped:  # the host then reads the batches of one dispatch only
             maximum = int(np.clip(MAPPED_CALL_BYTES * data.num_rows // (data.nbytes * options.batch_size), 1, maximum))
     else:
@@ -453,7 +454,7 @@ def dispatcher_of(problem: Problem) -> Any:
     one, and always use a `StreamDispatcher`.
     """
     options, devices = problem.options, problem.settings.devices
-    data, on_device, one = problem.data, options.data_on_device, unrolls(problem.model)
+    data, on_device, one = problem.data, options.data_on_device, unrolls(problem.model, devices)
     if problem.step.reduce.slices is not None:  # slices go to the devices that compute them
         one, on_device = True, False
     resident = isinstance(data, ArrayData) and (fits_on_device(data, devices) if on_device == "auto" else bool(on_device))

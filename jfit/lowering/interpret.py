@@ -32,6 +32,7 @@ from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.axis import Axis, axis_index
 from jfit.ops.rows import MaybeLayout, RowLayout, RowsLost
 from jfit.ops.rules import reason
+from jfit.platforms import platform_of
 
 STATE_SLOTS = ("state", "state_cell")  # names of the initial-state inputs of recurrent operators; zeros if not passed
 
@@ -108,10 +109,10 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
     graph, open_shapes = Graph(heads), open_constants(operators)
 
     @functools.cache  # at the first trace: many models are lowered only to look at them
-    def repeated() -> Program | None:
+    def repeated(convolutions: bool) -> Program | None:
         if not roll or len(operators) < MIN_STEPS * MIN_PACKS:
             return None
-        return plan_program(order, heads, names.inputs, label_ids | {id(n) for n in open_shapes})
+        return plan_program(order, heads, names.inputs, label_ids | {id(n) for n in open_shapes}, convolutions)
 
     def apply(
         params: Params,
@@ -180,7 +181,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
             new_aux.update(updated)
             return list(outs) if tap is None else _tapped(node, outs, tap)
 
-        program = repeated() if tap is None else None
+        program = repeated(platform_of() != "cpu") if tap is None else None  # on CPU, convolutions in loops are slow
         if program is None:
             _run_in_order(operators, values, run)
             outs = [values[id(h.node), h.index] for h in heads]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax import numpy as jnp
 
 from jfit.graph.nodes import Entry, Node
 from jfit.graph.symbol import Symbol
 from jfit.ops import REGISTRY, Attrs, Op, lookup
+from jfit.platforms import platform_of
 
 LOW, FULL, WIDEST, EITHER = "low", "full", "widest", "either"
 
@@ -95,7 +95,8 @@ class Policy(NamedTuple):
     # -------------------------------------------------------------------------------- arrays
     def cast_arrays(self, op: Op, params: Attrs, arrays: Sequence[Any], invoke: Callable[..., Any]) -> Sequence[Any]:
         """Return the inputs of an operator with their casts, each computed by `invoke(operator name, arrays, attributes)`."""
-        if op.name in _NEITHER[2:] or (self.dtype == "float16" and jax.default_backend() == "cpu"):  # as MXNet
+        places = (a.value if (entry := getattr(a, "_entry", None)) is None else entry[0].places[entry[1]] for a in arrays)
+        if op.name in _NEITHER[2:] or (self.dtype == "float16" and platform_of(*places) == "cpu"):  # as MXNet
             return arrays
         targets = self.dtypes(op, params, len(arrays))
         if self.kind(op, params) == WIDEST:

@@ -3,6 +3,10 @@
 Projections have shape (time, batch, heads * parts * size): parts is 3 for queries, keys and values in one array, 2 for keys and
 values, 1 for queries; size is the width of one head.  Attention scores and weights have shape (batch * heads, query time, key
 time).
+
+Each operator is one half of attention: the scores are its result, with which a graph may compute anything before it weights the
+values.  So they are matrix products, and not `jax.nn.dot_product_attention`, of which some implementations never store the
+scores; to use those, write the network as a function (`Model.from_function`).
 """
 
 from __future__ import annotations

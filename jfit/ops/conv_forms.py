@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.ops.rules import along
+from jfit.platforms import platform_of
 
 MAX_TAPS = 64  # kernel entries up to which a depthwise convolution is written as a sum; each entry adds to the compile time
 MIN_BLOCK = 32  # input channels per dense convolution of a grouped one; fewer do not use the width of the CPU's vectors
@@ -58,14 +59,14 @@ class Window(NamedTuple):
 
 
 def runs_in_forms(data: Array) -> bool:
-    """Return True if the forms for CPU apply to this array: float32, and no symbolic size, as in exported programs.
+    """Return True if the forms for CPU apply: an array of float32 on a CPU, without a symbolic size, as in exported programs.
 
     The environment variable JFIT_CONV_FORMS=0 turns them off: they have no forward-mode derivatives.
     """
     sizes = data.shape
     if os.environ.get("JFIT_CONV_FORMS") == "0":
         return False
-    return data.dtype == jnp.float32 and all(isinstance(n, int) and n > 0 for n in sizes) and jax.default_backend() == "cpu"
+    return data.dtype == jnp.float32 and all(isinstance(n, int) and n > 0 for n in sizes) and platform_of(data) == "cpu"
 
 
 def varying_alike(*arrays: Array) -> tuple[Array, ...]:

@@ -20,6 +20,7 @@ from jfit import activity
 from jfit.parallel.contexts import Device
 from jfit.parallel.devices import AXIS, place_on, spans_processes
 from jfit.parallel.mesh import MeshDevices, SplitDevices, mesh_jit, spec_of_axis
+from jfit.platforms import traced_for
 from jfit.programs import Program
 from jfit.step.layout import WHOLE, on_each_device
 from jfit.step.state import TrainState
@@ -91,19 +92,20 @@ def compile_spmd(
         return _Joined(run, jitted, axes, count)
 
     static = split is not None, tuple(devices) if mesh is None else mesh, donate, in_axes, out_axes
-    program = functools.partial(_on_device, fn, count, gathered)
+    program = functools.partial(_on_device, fn, devices[0].platform, count, gathered)
     return Program(program, build, name=name, static=static, place=functools.partial(place_on, devices=devices))
 
 
-def _on_device(fn: Callable[..., Any], count: int, gathered: Any, *args: Any) -> Any:
-    """Call a function on one of `count` devices; `gathered`: see `GATHERED`, None without it."""
+def _on_device(fn: Callable[..., Any], platform: str, count: int, gathered: Any, *args: Any) -> Any:
+    """Call a function on one of `count` devices of a platform; `gathered`: see `GATHERED`, None without it."""
     axis = AXIS if count > 1 else None
     # pmap runs on the first 3 of 4 devices, without an error, if the leading axis of all arguments has size 3
     if axis is not None and (size := jax.lax.axis_size(axis)) != count:
         raise ValueError(
             f"an argument has {size} slices along its leading device axis, but the program runs on {count} devices"
         )
-    result = fn(*args, axis_name=axis)
+    with traced_for(platform):
+        result = fn(*args, axis_name=axis)
     if gathered is None:
         return result
     return _each(lambda x, a: jax.lax.all_gather(x, AXIS) if a == GATHERED else x, result, gathered)

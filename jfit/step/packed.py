@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.ops.axis import axis_size
+from jfit.platforms import platform_of
 
 WORD = 32  # bits of a word
 
@@ -194,7 +195,7 @@ def psum(tree: Any, axis_name: str | None) -> Any:
 
 def _sum(tree: Any, axis_name: str) -> Any:
     """`lax.psum`; in a job of several processes on CPU as one vector per dtype, because gloo sends every operand on its own."""
-    if jax.process_count() == 1 or jax.default_backend() != "cpu":
+    if jax.process_count() == 1 or platform_of() != "cpu":
         return lax.psum(tree, axis_name)
     leaves, structure = jax.tree.flatten(tree)
     sums = on_vectors(lambda x: lax.psum(x, axis_name), {str(i): jnp.asarray(x) for i, x in enumerate(leaves)})

@@ -34,6 +34,7 @@ from jfit.metrics import Metric
 from jfit.ops.axis import Axis, axis_index, axis_size
 from jfit.ops.rows import MaybeLayout, RowsLost
 from jfit.optim.rows import SparseRows, coalesce, read, without
+from jfit.platforms import platform_of
 from jfit.step.fitting import for_batch
 from jfit.step.loss_scale import scale_of, unscaled
 from jfit.step.state import TrainState, typed_key
@@ -414,21 +415,22 @@ def select(condition: Array, new: Any, old: Any, always_new: Collection[str] = (
     return jax.tree_util.tree_map_with_path(choose, new, old)
 
 
-def unrolls(model: Model) -> bool:
+def unrolls(model: Model, devices: Sequence[Any] | None = None) -> bool:
     """Whether loops inside a program must be unrolled: on CPU, XLA compiles convolutions inside loop bodies to slow code.
 
     Args:
         model: the `Model` that the loop body runs.
+        devices: the devices that run the program.  None: a program that is being traced.
 
     Returns:
-        bool: True for models with convolutions if the default backend is CPU.
+        bool: True for models with convolutions on CPU.
 
     Example:
         >>> import jfit
         >>> unrolls(jfit.lower(jfit.sym.square(jfit.sym.Variable("data"))))
         False
     """
-    return "convolution" in model.traits and jax.default_backend() == "cpu"
+    return "convolution" in model.traits and (devices[0].platform if devices else platform_of()) == "cpu"
 
 
 def part_key(key: Array, step: Any, number: Any = 0) -> Array:

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2] / "jfit"
 # A value passes down this list; a stage imports only from stages above it.
 # fmt: off
 STAGES = [
-    "allocator", "lazy", "checks", "disk_cache", "forks", "activity", "interrupts", "counters", "programs", "formats", "ops",
-    "graph", "init", "lowering", "optim", "metrics", "data", "step", "distributed", "parallel",
+    "allocator", "lazy", "checks", "disk_cache", "forks", "activity", "interrupts", "counters", "platforms", "programs",
+    "formats", "ops", "graph", "init", "lowering", "optim", "metrics", "data", "step", "distributed", "parallel",
     "history", "checkpoints", "callbacks", "feed", "evaluate", "prepare", "loop", "run", "fit", "tools",
     "load", "export", "mxnet",
     "checkpoint", "losses", "mx", "sym",  # re-exports: short paths

@@ -9,7 +9,7 @@ from recurrent_nets import CELLS, decoder, random_net, reader, tagger, unrolled
 import jfit
 from jfit import mx
 from jfit.graph.nodes import GraphError
-from jfit.lowering.rolling import program
+from jfit.lowering import interpret
 from jfit.lowering.rolling.blocks import Block
 from jfit.lowering.rolling.find import schedule
 
@@ -170,7 +170,7 @@ def test_an_error_in_a_loop_names_the_node():
 
 @pytest.mark.slow
 def test_convolutions_run_in_loops_on_accelerators(monkeypatch):
-    monkeypatch.setattr(program, "loops_may_convolve", lambda: True)
+    monkeypatch.setattr(interpret, "platform_of", lambda: "gpu")
     cell = mx.rnn.ConvLSTMCell(input_shape=(2, 2, 4, 4), num_hidden=3, h2h_kernel=(3, 3), i2h_pad=(1, 1))
     outputs, _ = cell.unroll(5, sym.Variable("data"), merge_outputs=False)
     check(sym.Group(list(outputs)), {"data": (2, 5, 2, 4, 4)}, loops=1)

@@ -13,6 +13,12 @@ from jfit.mxnet.recording import plan
 nd, autograd, gluon = mx.nd, mx.autograd, mx.gluon
 
 
+@pytest.fixture(autouse=True)
+def _no_plans_of_other_tests(monkeypatch):
+    """Plans that ran once, in other tests, would keep new ones from being compiled at their first run."""
+    monkeypatch.setattr(plan, "_new", [0])
+
+
 def network(dtype="float32", dropout=0.5):
     mx.random.seed(3)
     net, nn = gluon.nn.HybridSequential(prefix="net_"), gluon.nn  # random numbers depend on the names

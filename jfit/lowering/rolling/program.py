@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jfit.graph.nodes import Entry, Node
@@ -39,10 +38,14 @@ class Program(NamedTuple):
 
 
 def plan_program(
-    order: Sequence[Node], heads: Sequence[Entry], inputs: Collection[str], excluded: Collection[int]
+    order: Sequence[Node],
+    heads: Sequence[Entry],
+    inputs: Collection[str],
+    excluded: Collection[int],
+    convolutions: bool = False,
 ) -> Program | None:
     """Find the repeated blocks of a graph (arguments: see `find.schedule`); None if it has none."""
-    items = schedule(order, inputs, excluded, convolutions=loops_may_convolve(), heads=heads)
+    items = schedule(order, inputs, excluded, convolutions=convolutions, heads=heads)
     blocks = {i: item for i, item in enumerate(items) if isinstance(item, Block)}
     if not blocks:
         return None
@@ -51,11 +54,6 @@ def plan_program(
     sliced = {r.entries for b in blocks.values() for reads in b.reads for r in reads if isinstance(r, Sliced)}
     deferred = {id(e.node) for entries in sliced if _source(entries) is not None for e in entries} - set(excluded)
     return Program(items, entries_read_outside(order, items, heads), nodes, deferred)
-
-
-def loops_may_convolve() -> bool:
-    """Return whether convolutions may run in loops: on CPUs, XLA compiles them to slow code."""
-    return jax.default_backend() != "cpu"
 
 
 def run_program(program: Program, values: dict[Key, Value | None], run: Run) -> Store:

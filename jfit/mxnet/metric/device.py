@@ -134,9 +134,16 @@ class DeviceMetric(EvalMetric):
             return _Assigned(float(sums.total), int(sums.count))
         # The sums of some metrics are one array, such as a confusion matrix: return a sum for which sum / count is the value.
         if isinstance(sums, np.ndarray):
-            count = int(sums.sum())
+            count = self._number(which, sums)
             return _Assigned(self._value(which) * count if count else 0.0, count)
         return _Assigned(float(sums[0] - sums[1] if len(sums) == 3 else sums[0]), int(sums[-1]))
+
+    def _number(self, which: int, sums: np.ndarray) -> int:
+        """Return the `num_inst` of a metric whose running sums are one array of counts: their sum.
+
+        which: 0 for the local sums, 1 for the global ones.
+        """
+        return int(sums.sum())
 
     def _assign(self, which: int, **part: Any) -> None:
         written = self._counts(which)._replace(**part)
@@ -147,6 +154,29 @@ class DeviceMetric(EvalMetric):
     num_inst = _sum(0, "count", "Number of instances in the local sum; reading it blocks.")
     global_sum_metric = _sum(1, "total", "The global sum; reading it blocks.")
     global_num_inst = _sum(1, "count", "Number of instances in the global sum; reading it blocks.")
+
+
+class UpdatesMetric(DeviceMetric):
+    """A DeviceMetric that counts updates: `num_inst` is their number if the sums are one array, not a (sum, count) pair."""
+
+    _parts = 1  # increment of num_inst per update
+
+    def reset(self) -> None:
+        """Reset the local and the global sums."""
+        super().reset()
+        self._updates = (0, 0)
+
+    def reset_local(self) -> None:
+        """Reset the local sums; the global sums are unchanged."""
+        super().reset_local()
+        self._updates = (0, self._updates[1])
+
+    def _store(self, sums: tuple[Any, Any]) -> None:
+        super()._store(sums)
+        self._updates = (self._updates[0] + self._parts, self._updates[1] + self._parts)
+
+    def _number(self, which: int, sums: np.ndarray) -> int:
+        return self._updates[which]
 
 
 # ------------------------------------------------------------------------------------------------ helpers

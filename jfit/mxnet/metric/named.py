@@ -10,7 +10,7 @@ import numpy as np
 
 from jfit import counters
 from jfit import metrics as pure
-from jfit.mxnet.metric.device import DeviceMetric
+from jfit.mxnet.metric.device import DeviceMetric, UpdatesMetric
 from jfit.mxnet.mutable import as_array
 
 Names = Any  # list of names, or None
@@ -200,11 +200,11 @@ class NegativeLogLikelihood(DeviceMetric, rule=pure.nll_loss, eps=1e-12, name="n
     """
 
 
-class PearsonCorrelation(DeviceMetric, rule=pure.pearsonr, name="pearsonr", average="macro"):
+class PearsonCorrelation(UpdatesMetric, rule=pure.pearsonr, name="pearsonr", average="macro"):
     """Pearson correlation: cov(output, label) / √(var(output) var(label)).
 
-    As in MXNet, `reset_local` with average="micro" resets nothing, so that the local value equals the global one.  The global
-    value covers all batches since `reset`; MXNet returns 0.0.
+    As in MXNet, `reset_local` with average="micro" does not reset the sums: the local value is nan until the next update, and
+    then equals the global value.  The global value covers all batches since `reset`; MXNet returns 0.0.
 
     Args:
         name: name of the metric, for logs.
@@ -224,12 +224,22 @@ class PearsonCorrelation(DeviceMetric, rule=pure.pearsonr, name="pearsonr", aver
     average: str
 
     def reset_local(self) -> None:
-        """Reset the local value; with average="micro" nothing, as in MXNet."""
-        if self.average != "micro":
+        """Reset the local value; with average="micro" the sums are unchanged, as in MXNet."""
+        if self.average == "micro":
+            self._updates = (0, self._updates[1])
+        else:
             super().reset_local()
 
+    def prepare(self, labels: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Add 1 to num_inst for each output of the batch."""
+        self._parts = len(outputs)
 
-class PCC(DeviceMetric, rule=pure.pcc):
+    def _value(self, which: int) -> float:
+        no_update = self.average == "micro" and which == 0 and not self._updates[0]
+        return float("nan") if no_update else super()._value(which)
+
+
+class PCC(UpdatesMetric, rule=pure.pcc):
     """Multiclass Matthews correlation, from per-class counts of predictions, labels and correct predictions.
 
     The number of classes is that of the outputs.  Outputs with the shape of their labels are class numbers; their maximum

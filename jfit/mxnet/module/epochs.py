@@ -49,7 +49,7 @@ class EpochRunner:
         self._metric_sums_of = self.metrics * 2 if every else self.metrics
         parameters = passes.parameters
         self.arrays = place(dict([*data.sources[0], *data.sources[1]]), parameters.devices)
-        self.steps = auto_steps_per_call(passes.programs.model, parameters.state.params, data.batch_size)
+        self.steps = auto_steps_per_call(passes.programs.model, parameters.state.params, data.batch_size, parameters.devices)
         table, weight = row_table(self.counts)  # both (devices, slots)
         self._table = table
         uneven = len(set(self.counts)) > 1

@@ -106,15 +106,17 @@ def run(call: Call, arrays: Sequence[Any], kind: Any = MutableArray) -> list[Any
                 tracked = True
         if tracked:
             return tape.record(call, [_mutable(a) for a in arrays] if others else arrays, kind)
-    values, fn = [jax.random.key_data(keys.next_key())] if call.is_random else [], None
+    values, in_numpy = [jax.random.key_data(keys.next_key())] if call.is_random else [], False
     for array in arrays:  # loops are faster here than comprehensions, which are calls
         value = array.value if isinstance(array, MutableArray) else as_array(array)
         if isinstance(value, np.ndarray):
-            value, fn = on_device(value), host.computes or None
+            value, in_numpy = on_device(value), host.computes
         values.append(value)
     try:
-        fn = fn and _numpy_function(call.op.name, values)
-        outputs = call.run[mode.training](*values) if fn is None else (fn(*values),)
+        if in_numpy and (fn := _numpy_function(call.op.name, values)) is not None:
+            outputs = (fn(*values),)
+        else:
+            outputs = call.run[mode.training](*values)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise refused(call, values[call.is_random :], error) from error
     except jax.errors.JaxRuntimeError:  # of Python code of the user that the program called

@@ -27,6 +27,7 @@ from jfit.mxnet.recording.backward import WaitingPass
 from jfit.optim.core import MASTER, is_small, wide
 from jfit.optim.registry import by_name
 from jfit.optim.rows import on_values
+from jfit.platforms import platform_of, traced_for
 
 Slots = tuple[Any, ...]
 
@@ -108,9 +109,10 @@ def apply_update(
     slots = tuple([new_state(optimizer, w) if s is None else tuple(s) for w, s in zip(weights, states, strict=True)])
     done, numbers = optimizer.rows(indices, one_by_one)
     program, counted = _program(key, any(numbers[1]))
+    platform = platform_of(*weights[:1])
     shared = {name: put_like(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if weights else {}
-    done = _rows(np.asarray(done, np.int32))[0] if counted else ()
-    rest = slots, done, _arguments(*numbers, np.float32(optimizer.rescale_grad)), shared
+    done = _rows(platform, np.asarray(done, np.int32))[0] if counted else ()
+    rest = slots, done, _arguments(platform, *numbers, np.float32(optimizer.rescale_grad)), shared
     source, _ = (grads and getattr(grads[0], "_later", None)) or (None, 0)
     together = source.update(weights, grads, program, *rest) if isinstance(source, WaitingPass) else None
     new, after, scalars = together or program(tuple(weights), tuple(map(gradient_of, grads)), *rest)
@@ -155,24 +157,25 @@ def _program(hyper_key: Any, decays: bool) -> tuple[Callable[..., Any], bool]:
     return jax.jit(update), rule.state_spec.counted
 
 
-def _arguments(*numbers: Any) -> tuple[Any, ...]:
+def _arguments(platform: str, *numbers: Any) -> tuple[Any, ...]:
     """Return rates, decays, multipliers and a scale as arguments of a program; on the device if they come again."""
-    known = _known(*numbers)
+    known = _known(platform, *numbers)
     known["uses"] += 1
     if known["uses"] == 2:  # not at once: a schedule changes them in each step
-        known["arguments"] = jax.device_put(known["arguments"])
+        with traced_for(platform):
+            known["arguments"] = jax.device_put(known["arguments"])
     return known["arguments"]
 
 
 @functools.lru_cache(maxsize=64)
-def _known(*numbers: Any) -> dict[str, Any]:
-    return {"arguments": (_rows(*numbers[:3]), numbers[3]), "uses": 0}
+def _known(platform: str, *numbers: Any) -> dict[str, Any]:
+    return {"arguments": (_rows(platform, *numbers[:3]), numbers[3]), "uses": 0}
 
 
-def _rows(*rows: Any) -> tuple[Any, ...]:
+def _rows(platform: str, *rows: Any) -> tuple[Any, ...]:
     # One argument per scalar lets equally shaped parameters share a kernel on CPU, which compiles ten times faster.
     # On an accelerator each argument would cost a host-to-device copy per call.
-    return rows if jax.default_backend() == "cpu" else tuple([np.asarray(row) if len(row) else () for row in rows])
+    return rows if platform == "cpu" else tuple([np.asarray(row) if len(row) else () for row in rows])
 
 
 def put_like(value: Any, weight: Any) -> Array:

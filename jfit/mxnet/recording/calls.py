@@ -14,6 +14,7 @@ import jfit
 from jfit.graph.nodes import Entry, Node, is_own
 from jfit.graph.symbol import Symbol
 from jfit.ops import Attrs, Ctx, Op
+from jfit.platforms import placed
 from jfit.programs import Program, kept
 
 Arrays = Sequence[Any]
@@ -47,8 +48,9 @@ class Call:
         # keep_unused: zeros_like does not read its input, but its output must be on the input's device
         build = functools.partial(jax.jit, keep_unused=True) if build is jax.jit else build
         key = () if self.is_random else (None,)
-        self.run = [build(functools.partial(self.outputs, train, *key)) for train in (False, True)]
-        self.pull = [jax.jit(functools.partial(self._pull, train)) for train in (False, True)]
+        place = placed if op.layout == "channels" else lambda run: run
+        self.run = [place(build(functools.partial(self.outputs, train, *key))) for train in (False, True)]
+        self.pull = [place(jax.jit(functools.partial(self._pull, train))) for train in (False, True)]
 
     def outputs(self, train: bool, key: Any, *arrays: Any) -> tuple[Any, ...]:
         """Compute the visible outputs."""

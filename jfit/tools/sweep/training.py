@@ -39,7 +39,7 @@ class Group:
     def __init__(self, trials: Sequence[Trial], devices: Sequence[Any], most: int | None, keeps_best: bool) -> None:
         self.trials, self.devices, self.keeps_best = trials, devices, keeps_best
         self.shared, self.layout, self.zeros = trials[0].shared, trials[0].layout, trials[0].state.metrics
-        self.loops = not unrolls(self.shared.task.model)
+        self.loops = not unrolls(self.shared.task.model, devices)
         if most is not None:
             positive_integer(members_per_call=most)
         self.most = max(most // len(devices), 1) if most else members_per_device(trials[0], devices, keeps_best)
@@ -159,7 +159,8 @@ class Part:
         trial, group = self.trials[0], self.group
         steps = trial.given.options.steps_per_call if name == "train" and group.loops else "auto"
         size = group.layout.batch_size * self.stacking.size
-        return int(auto_steps_per_call(group.shared.task.model, trial.state.params, size) if steps == "auto" else steps)
+        one = group.shared.task.model, trial.state.params, size, group.devices
+        return int(auto_steps_per_call(*one) if steps == "auto" else steps)
 
     def _data(self, rows: RowSet, order_of: Any, axis: int | None) -> dict[str, Any]:
         """Put the row indices of the batches of an epoch or an evaluation on the devices, as `DeviceBatches.epoch_data`."""

@@ -1,0 +1,62 @@
+"""The platform, such as "cpu" or "gpu", for which a function is traced: that of the devices in use, not the one JAX prefers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def platform_of(*values: Any) -> str:
+    """Return the platform of the first array that was placed on a device; without one, that of JAX's default device.
+
+    A traced array has no device.  `jfit.programs` and `jfit.parallel` trace in `traced_for`, so that the default device has the
+    platform of the program; in a function that you compile yourself, use `jax.default_device`.
+
+    Args:
+        *values: arrays; everything else is ignored.
+
+    Returns:
+        Platform as in `jax.Device.platform`: "cpu", "gpu", "tpu", ...
+
+    Example:
+        >>> platform_of(jax.device_put(1.0, jax.devices("cpu")[0]))
+        'cpu'
+    """
+    for value in values:
+        if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.committed:  # pyright: ignore
+            return next(iter(value.devices())).platform
+    default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    return jax.default_backend() if default is None else getattr(default, "platform", default)
+
+
+def traced_for(platform: str) -> contextlib.AbstractContextManager[Any]:
+    """Context manager for tracing, in which the default device has this platform; it does nothing if it has it anyway.
+
+    JAX keeps traces of inner functions by this setting, so that those for other platforms are not used.
+
+    Example:
+        >>> with traced_for("tpu"):
+        ...     platform_of()
+        'tpu'
+    """
+    return contextlib.nullcontext() if platform == platform_of() else jax.default_device(platform)
+
+
+def placed(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function that `jax.jit` returned be traced for the platform of its arguments.
+
+    Example:
+        >>> placed(jax.jit(lambda x: 2 * x))(3.0).item()
+        6.0
+    """
+
+    @functools.wraps(run)
+    def call(*args: Any) -> Any:
+        with traced_for(platform_of(*jax.tree.leaves(args))):
+            return run(*args)
+
+    return call
