@@ -14,6 +14,11 @@ from jfit.step.reduce import ordered
 ROWS = 24
 
 
+@pytest.fixture(autouse=True)
+def every_device_computes(monkeypatch):
+    monkeypatch.setattr(jfit.parallel.ordered, "cores", lambda: 8)
+
+
 def digest(state):
     result = hashlib.sha256()
     for leaf in jax.tree.leaves((state.step, state.params, state.aux, state.opt_state)):
@@ -47,6 +52,14 @@ def table():
     return sym.SoftmaxOutput(sym.FullyConnected(sym.Flatten(net), num_hidden=4, name="fc"), name="softmax"), (ROWS, 3)
 
 
+def attention():
+    net = sym.LayerNorm(sym.Reshape(sym.Variable("data"), shape=(0, 4, 6)), name="ln")
+    query, key = (sym.FullyConnected(net, num_hidden=6, flatten=False, name=name) for name in ("query", "key"))
+    net = net + sym.batch_dot(sym.softmax(sym.batch_dot(query, key, transpose_b=True)), net)
+    net = sym.BatchNorm(sym.FullyConnected(net, num_hidden=8, name="fc1"), fix_gamma=False, name="bn")
+    return sym.SoftmaxOutput(sym.FullyConnected(sym.relu(net), num_hidden=4, name="fc2"), name="softmax"), (ROWS, 24)
+
+
 def batches(shape, count, rows=ROWS):
     rng = np.random.default_rng(1)
     x = rng.integers(0, 50, (count, rows, *shape[1:])) if shape == (ROWS, 3) else rng.normal(size=(count, rows, *shape[1:]))
@@ -69,6 +82,7 @@ CASES = {
     "mlp_adam": (mlp, "adam", {"clip_norm": 0.5, "schedule": jfit.optim.schedules.cosine(max_update=4, base_lr=0.01)}),
     "resnet_sgd": (resnet, jfit.optim.sgd(momentum=0.9), {}),
     "lstm_rmsprop": (lstm, "rmsprop", {"micro_batches": 3}),
+    "attention_adam": (attention, "adam", {"clip_norm": 1.0}),
     "table_sgd": (table, "sgd", {}),
     "table_adam": (table, "adam", {}),
 }
@@ -79,6 +93,14 @@ CASES = {
 def test_any_number_of_devices_has_the_same_bits(case):
     make, optimizer, options = CASES[case]
     assert len({digest(trained(make, optimizer, devices, **options)) for devices in (1, 4)}) == 1
+
+
+def test_devices_that_share_few_cores_have_the_same_bits(monkeypatch):
+    expected = digest(trained(mlp, "adam", 4))
+    monkeypatch.setattr(jfit.parallel.ordered, "cores", lambda: 2)
+    with jfit.counters.counted() as counts:
+        assert digest(trained(mlp, "adam", 4)) == expected
+    assert counts["traces:train_slice"] <= 1
 
 
 @pytest.mark.slow
