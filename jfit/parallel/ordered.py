@@ -85,8 +85,9 @@ def _unchanged(out: StepOut) -> StepOut:
 class OrderedSteps:
     """Run training steps made with `reduce="ordered"`: `steps(state, batch) -> (state, result, values)`.
 
-    Each device runs one program for each of its slices of the batch.  The first device adds the sums of all slices, updates
-    the parameters and copies them to the others.  In a job of several processes, the first device of each process does so, with
+    Each device computes its slices of the batch: in a loop in one program, which has the bits of a program per slice; with a
+    program per slice if the model has convolutions (on CPU), which XLA's loops make slow, or is a function, which may have some,
+    or if the devices have unequal numbers of slices.  The first device adds the sums of all slices, updates the parameters and copies them to the others.  In a job of several processes, the first device of each process does so, with
     the sums that all processes exchange.  The host waits for the step before the last one, because the gradients of all slices
     of a step are in memory.
 
@@ -131,7 +132,8 @@ class OrderedSteps:
         self._everywhere = sharding(devices)
         # A program computes one slice, or in a loop all slices of a device, whose number is then a power of 2.
         computing = _computing(devices)
-        size = 1 if count % len(computing) or unrolls(step.model) else count // len(computing)
+        loops = step.model.symbol is not None and not unrolls(step.model, devices) and count % len(computing) == 0
+        size = count // len(computing) if loops else 1
         of_parts, own = _owners(computing, count // size), process_slices(devices, count // size)
         self._owners, parts = of_parts[own or slice(None)], range(0, count, size)[own or slice(None)]
         spans = [np.int32(first if size == 1 else (first, size)) for first in parts]
