@@ -86,8 +86,9 @@ class OrderedSteps:
     """Run training steps made with `reduce="ordered"`: `steps(state, batch) -> (state, result, values)`.
 
     Each device computes its slices of the batch: in a loop in one program, which has the bits of a program per slice; with a
-    program per slice if the model has convolutions (on CPU), which XLA's loops make slow, or is a function, which may have some,
-    or if the devices have unequal numbers of slices.  The first device adds the sums of all slices, updates the parameters and copies them to the others.  In a job of several processes, the first device of each process does so, with
+    program per slice if the model has convolutions (on CPU), which XLA's loops make slow, or is a function, which may have
+    some, or if the devices have unequal numbers of slices.  The first device adds the sums of all slices, updates the
+    parameters and copies them to the others.  In a job of several processes, the first device of each process does so, with
     the sums that all processes exchange.  The host waits for the step before the last one, because the gradients of all slices
     of a step are in memory.
 
@@ -182,7 +183,7 @@ class OrderedSteps:
         read = {d: s._replace(opt_state=(), metrics=(), base_lr=None, local=None) for d, s in states.items()}
         parts = []
         for at, owner, span in zip(self._parts, self._owners, self._spans, strict=True):
-            rows = jax.tree.map(lambda x, at=at: _rows(x, at, owner), batch)
+            rows = jax.tree.map(lambda x, at=at, owner=owner: _rows(x, at, owner), batch)
             part = self._slices(read[owner], rows, span)
             parts.append(part if owner == first else jax.device_put(part, first))
         sums, values = zip(*parts, strict=True)

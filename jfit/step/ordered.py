@@ -1,8 +1,8 @@
 """Gradients of virtual slices of a batch, summed in a fixed order: the pure functions behind `jfit.step.reduce.ordered`.
 
 A batch is cut into a fixed number of slices (`VirtualSlice`), whatever the number of devices.  `slice_sums` computes one slice,
-`loop_sums` several, `tree_sum` adds all slices, and `reduced` makes the input of the update.  The update belongs to a program of
-its own: XLA would fuse it with the sums, and round otherwise (the norm of `clip_norm`).
+`loop_sums` several, `tree_sum` adds all slices, and `reduced` makes the input of the update.  The update belongs to a program
+of its own: XLA would fuse it with the sums, and round otherwise (the norm of `clip_norm`).
 """
 
 from __future__ import annotations
