@@ -87,10 +87,10 @@ class OrderedSteps:
 
     Each device computes its slices of the batch: in a loop in one program, which has the bits of a program per slice; with a
     program per slice if the model has convolutions (on CPU), which XLA's loops make slow, or is a function, which may have
-    some, or if the devices have unequal numbers of slices.  The first device adds the sums of all slices, updates the
-    parameters and copies them to the others.  In a job of several processes, the first device of each process does so, with
-    the sums that all processes exchange.  The host waits for the step before the last one, because the gradients of all slices
-    of a step are in memory.
+    some, in a job of several processes, or if the devices have unequal numbers of slices.  The first device adds the sums of
+    all slices, updates the parameters and copies them to the others.  In a job of several processes, the first device of each
+    process does so, with the sums that all processes exchange.  The host waits for the step before the last one, because the
+    gradients of all slices of a step are in memory.
 
     Args:
         step: from `jfit.train_step(..., reduce="ordered")`.
@@ -133,8 +133,8 @@ class OrderedSteps:
         self._everywhere = sharding(devices)
         # A program computes one slice, or in a loop all slices of a device, whose number is then a power of 2.
         computing = _computing(devices)
-        loops = step.model.symbol is not None and not unrolls(step.model, devices) and count % len(computing) == 0
-        size = count // len(computing) if loops else 1
+        loops = step.model.symbol is not None and not unrolls(step.model, devices) and not spans_processes(devices)
+        size = count // len(computing) if loops and count % len(computing) == 0 else 1
         of_parts, own = _owners(computing, count // size), process_slices(devices, count // size)
         self._owners, parts = of_parts[own or slice(None)], range(0, count, size)[own or slice(None)]
         spans = [np.int32(first if size == 1 else (first, size)) for first in parts]
