@@ -10,6 +10,7 @@
 
 Each figure is the minimum over the rounds; the legs take turns within a round.  "cold": an empty compile cache.  "warm": a
 second process with the cache that the first one wrote (JAX's cache for every framework on JAX).  CPU seconds of all threads.
+Bytecode of Python modules is on the disk, as pip leaves it: the processes of the first round write what is missing.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ COLUMNS = ("import", "first step", "ten steps", "again")
 
 def _fresh(command: list[str], folder: str | None, core: int) -> dict[str, Any]:
     """Run a command in a new process on one core; `folder` is its compile cache, None: none."""
-    names = ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "JFIT_CACHE")
+    names = ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "JFIT_CACHE", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     environment |= {"KERAS_BACKEND": "jax", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     environment |= {"JFIT_CACHE": "0"} if folder is None else {"JAX_COMPILATION_CACHE_DIR": folder}

@@ -77,6 +77,7 @@ def fit(
     data_timeout: float | None = None,
     nan: str = "warn",
     updates: Sequence[Update] | None = None,
+    remat: str | Sequence[str] = "none",
     **unknown: Never,
 ) -> Run:
     """Train a model by gradient descent on mini-batches, and return a `Run`.
@@ -259,6 +260,13 @@ def fit(
             other: for GANs, actor and critic, and other alternating updates of functions and modules.  They replace `loss`,
             `loss_weights`, `optimizer` and `optimizer_params`; `log`, `shard`, `mesh` and a `reduce` other than "psum" and
             "bfloat16" are not supported with them.  Default: one update of all parameters.
+        remat: what the backward pass computes again instead of keeping it in memory (rematerialization, `jax.checkpoint`), see
+            docs/training.md.  "none": nothing, but the nodes that MXNet's mirroring selects (the attribute `force_mirroring`,
+            the environment variable MXNET_BACKWARD_DO_MIRROR).  "full": a graph keeps the arrays at about √n places of its n
+            nodes, and computes those between two of them again; of a function, the whole forward pass runs again.  A name or
+            glob pattern of nodes, or a list of these, such as ["*_relu*", "*_bn*"]: the outputs of these nodes.  For a function
+            they are names given by `jax.ad_checkpoint.checkpoint_name`: all is computed again but named values that do not
+            match.
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+
+_exported: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform of an exported program", default=None)
 
 
 def platform_of(*values: Any) -> str:
@@ -29,7 +32,7 @@ def platform_of(*values: Any) -> str:
     for value in values:
         if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.committed:  # pyright: ignore
             return next(iter(value.devices())).platform
-    default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    default = _exported.get() or jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     return jax.default_backend() if default is None else getattr(default, "platform", default)
 
 
@@ -43,7 +46,26 @@ def traced_for(platform: str) -> contextlib.AbstractContextManager[Any]:
         ...     platform_of()
         'tpu'
     """
-    return contextlib.nullcontext() if platform == platform_of() else jax.default_device(platform)
+    if platform == platform_of():
+        return contextlib.nullcontext()
+    # JAX takes these names without a device of the platform
+    return jax.default_device(platform if platform in ("cpu", "gpu", "tpu") else jax.local_devices(backend=platform)[0])
+
+
+@contextlib.contextmanager
+def exported_for(platform: str) -> Iterator[None]:
+    """Context manager for tracing a program of a platform of which this process may have no devices.
+
+    Example:
+        >>> with exported_for("cuda"):
+        ...     platform_of()
+        'cuda'
+    """
+    token = _exported.set(platform)
+    try:
+        yield
+    finally:
+        _exported.reset(token)
 
 
 def placed(run: Callable[..., Any]) -> Callable[..., Any]:

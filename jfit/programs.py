@@ -72,7 +72,7 @@ MAX_PROGRAMS = 128
 # keeps; programs with more are not kept by their text.
 MAX_TEXT, MAX_CONSTANTS = 4 << 20, 1 << 20
 MAX_SIGNATURES = 64  # compiled functions of one program, for different shapes
-_ENVIRONMENT = ("JFIT_ROLL", "JFIT_CONV_FORMS")  # variables that programs of jfit depend on
+_ENVIRONMENT = ("JFIT_ROLL", "JFIT_CONV_FORMS", "MXNET_BACKWARD_DO_MIRROR")  # variables that programs of jfit depend on
 _UNRELATED = ("cache", "log", "traceback", "profil", "dump", "explain")  # settings of jax without effect on programs
 # packages whose functions read no global variables that change
 TRUSTED = frozenset(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jfit.checks import one_of, positive_integer
-from jfit.data.arrays import to_array
+from jfit.data.arrays import is_mapped, to_array
 from jfit.data.batch import equal_rows
 from jfit.data.csr import as_csr, take_rows
 
@@ -389,10 +389,10 @@ def _count(named: list[tuple[str, Any]]) -> int:
 
 
 class LazyRows:
-    """Rows of an h5py dataset, read on indexing and converted to float32.
+    """Rows of an h5py dataset or a memory map, read on indexing and converted to float32.
 
     Args:
-        source: h5py dataset, or another object with `shape` that is indexed by a slice or by increasing row indices.
+        source: h5py dataset, memory map, or other object with `shape`, indexed by a slice or by increasing row indices.
 
     Example:
         >>> LazyRows(np.arange(6.0).reshape(3, 2))[np.array([2, 0, 2])].tolist()
@@ -413,8 +413,9 @@ class LazyRows:
 
 
 def as_lazy(value: Any) -> LazyRows | None:
-    """Wrap an h5py dataset in `LazyRows`; return None for any other value."""
-    return LazyRows(value) if type(value).__module__.startswith("h5py.") and hasattr(value, "chunks") else None
+    """Wrap an h5py dataset, or a large memory map of another dtype than float32, in `LazyRows`; None for other values."""
+    is_dataset = type(value).__module__.startswith("h5py.") and hasattr(value, "chunks")
+    return LazyRows(value) if is_dataset or (is_mapped(value) and value.dtype != np.float32) else None
 
 
 class WholeBatches(DataIter):

@@ -5,6 +5,7 @@ JAX has its client as a private name, so this is the only module that uses it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -160,15 +161,29 @@ def start(settings: Settings | None, timeout: float, local_devices: Any = None) 
     return state.client, state.num_processes, state.process_id
 
 
-def disconnect() -> str:
-    """End the connection of a job that does not begin, so that another may; return the status that its client reports."""
+def disconnect(coordinator: str | None = None) -> str:
+    """End the connection of a job that does not begin, so that another may begin; return the status that its client reports.
+
+    Args:
+        coordinator: address of the service, where this process had connected; a rank other than 0 then waits until that service
+            is gone: to connect to it again, shortly before rank 0 ends it, would abort this process.
+    """
     state, status = _runtime.global_state, ""
-    try:
-        state.shutdown()
-    except jax.errors.JaxRuntimeError as error:
-        status = str(error).partition("Agent status: ")[2].removeprefix("%s").partition("\nRPC")[0].strip()
-        state.client = None
-        state.shutdown()  # of the service
+    with contextlib.ExitStack() as stack:
+        old = None
+        if coordinator is not None and state.service is None:
+            host, _, port = coordinator.rpartition(":")
+            with contextlib.suppress(OSError):  # the service is gone
+                old = stack.enter_context(socket.create_connection((host.strip("[]"), int(port)), timeout=10))
+        try:
+            state.shutdown()
+        except jax.errors.JaxRuntimeError as error:
+            status = str(error).partition("Agent status: ")[2].removeprefix("%s").partition("\nRPC")[0].strip()
+            state.client = None
+            state.shutdown()  # of the service
+        with contextlib.suppress(OSError):  # a reset connection, or 10 s over
+            while old is not None and old.recv(4096):  # until the service closes the connection
+                pass
     return status
 
 

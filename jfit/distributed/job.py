@@ -128,7 +128,7 @@ def init(
     try:
         _job = _joined(client, count, number, timeout, watchdog)
     except JobError:
-        disconnect()  # `init` may be called again
+        disconnect(settings and settings.coordinator)  # `init` may be called again
         raise
     counters.listen()  # the ends of compilations
     show_once(number, socket.gethostname())

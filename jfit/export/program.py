@@ -24,6 +24,7 @@ from jfit.export.source import ExportError, Source, batch_rows, check_parameters
 from jfit.formats import FormatError, atomic_write
 from jfit.formats.atomic import read_file
 from jfit.lowering.model import flatten_names, named
+from jfit.platforms import exported_for
 from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
 
@@ -233,8 +234,10 @@ def stablehlo(
         check_parameters(source)
         kind, fn, arguments = _forward(source, inputs, bake)
     outputs: list[str] = []
+    traced = jax.jit(lambda *args: fn(outputs, *args))
     try:
-        exported = export.export(jax.jit(lambda *args: fn(outputs, *args)), platforms=list(platforms))(*arguments)
+        with exported_for("cpu" if "cpu" in platforms else platforms[0]):
+            exported = export.export(traced, platforms=list(platforms))(*arguments)
     except Exception as error:
         if batch is None:
             raise

@@ -2,7 +2,8 @@
 
 With JAX's default generator (partitionable threefry), value i of `jax.random.uniform(key, shape)` and `jax.random.normal(key,
 shape)` depends on the key and on i alone.  So one program of fixed shape, whose rows are pieces of any arrays with any keys,
-draws the values of every parameter, with the bits that these functions return for the whole array.
+draws the values of every parameter, with the bits that these functions return for the whole array.  On a CPU, NumPy computes
+the random bits of a small model, which leaves a smaller program for normal values and none for uniform ones.
 
 >>> import jax
 >>> from jfit.init.sampling import Fixed, Normal, Piece, draw_arrays
@@ -32,6 +33,7 @@ from jfit.programs import settings
 # A call of a program draws ROWS pieces of WIDTH values: large enough that the call itself costs little, small enough that the
 # values stay in the cache and that a small model wastes less than 2 ms on values that it does not need.
 ROWS, WIDTH = 256, 1024
+VALUES_ON_HOST = 1 << 19  # number of values whose bits NumPy computes in 15 ms; compiling the program takes 60 ms more
 VALUES_PER_READ = 1 << 24  # number of values that are drawn between two waits of the host: bounds the memory to 64 MB
 
 
@@ -155,6 +157,30 @@ def _program(kind: type, under: tuple[Any, ...]) -> Any:
     return jax.jit(initial_values)
 
 
+@functools.lru_cache(maxsize=16)
+def _gauss_program(under: tuple[Any, ...]) -> Any:
+    """Compiled program `(uniform values, scales) -> values` of `Normal`; shapes and `under` as for `_program`."""
+
+    def initial_values(uniform: Array, scales: Array) -> Array:
+        counters.count_trace("initial_values")
+        return scales[:, None] * lax.optimization_barrier(np.float32(np.sqrt(2)) * lax.erf_inv(uniform))  # as jax.random.normal
+
+    return jax.jit(initial_values)
+
+
+def _on_host(kind: type, rows: np.ndarray, scales: np.ndarray) -> Any:
+    """The values of `_program` on a CPU, from bits that NumPy computes: there is little or nothing to compile."""
+    key0, key1, high, low = (rows[:, n : n + 1] for n in range(4))
+    with np.errstate(over="ignore"):  # uint32 wraps around
+        x, y = _threefry((key0, key1), high, low + np.arange(WIDTH, dtype=np.uint32))
+    unit = ((x ^ y) >> np.uint32(9) | np.uint32(0x3F800000)).view(np.float32) - np.float32(1)
+    above = scales[:, None] if kind is Uniform else np.float32(1)
+    below = -above if kind is Uniform else np.nextafter(-above, np.float32(0))
+    # XLA rounds unit * (above - below) + below once.  So does this: float64 has the exact value.
+    uniform = np.maximum(below, (unit.astype(np.float64) * (above - below) + below).astype(np.float32))
+    return uniform if kind is Uniform else _gauss_program(settings())(uniform, scales)
+
+
 class _Run(NamedTuple):
     """Consecutive values of one array that have one key and one distribution; `target` is where they are written."""
 
@@ -163,10 +189,11 @@ class _Run(NamedTuple):
     target: np.ndarray  # float32, flat
 
 
-def _dispatch(runs: Sequence[_Run]) -> list[Array]:
+def _dispatch(runs: Sequence[_Run], on_cpu: bool) -> list[Any]:
     """Start the calls that draw `runs` of one kind of distribution, each padded to a multiple of WIDTH values."""
     lengths = [-(-len(r.target) // WIDTH) for r in runs]
-    size = -(-sum(lengths) // ROWS) * ROWS
+    kind, size = type(runs[0].distribution), -(-sum(lengths) // ROWS) * ROWS
+    on_host = on_cpu and size * WIDTH <= VALUES_ON_HOST
     rows, scales = np.zeros((size, 4), np.uint32), np.zeros(size, np.float32)
     end = 0
     for run, length in zip(runs, lengths, strict=True):
@@ -174,7 +201,7 @@ def _dispatch(runs: Sequence[_Run]) -> list[Array]:
         counter = np.arange(length, dtype=np.uint64) * np.uint64(WIDTH)
         rows[start:end, :2], scales[start:end] = run.key, run.distribution.scale
         rows[start:end, 2], rows[start:end, 3] = counter >> np.uint64(32), counter & np.uint64(0xFFFFFFFF)
-    program = _program(type(runs[0].distribution), settings())
+    program = functools.partial(_on_host, kind) if on_host else _program(kind, settings())
     return [program(rows[n : n + ROWS], scales[n : n + ROWS]) for n in range(0, size, ROWS)]
 
 
@@ -244,7 +271,7 @@ def draw_arrays(key: Array, parameters: Specs, folds: Mapping[str, int]) -> dict
             distribution, spec = parameters[name]
             flat[name] = _array(distribution, spec, _fold(words, folds.get(name)), runs)
         with _computed_on(data):
-            _fill(runs)
+            _fill(runs, next(iter(data.devices())).platform == "cpu")
         for name in names:
             value = flat.pop(name)
             arrays[name] = jax.device_put(value.astype(parameters[name][1].dtype, copy=False), device, may_alias=False)
@@ -290,10 +317,10 @@ def _array(distribution: Distribution, spec: Any, key: np.ndarray, runs: list[_R
     return values.reshape(spec.shape)
 
 
-def _fill(runs: Iterable[_Run]) -> None:
+def _fill(runs: Iterable[_Run], on_cpu: bool) -> None:
     """Draw the values of all runs."""
     kinds = [[r for r in runs if isinstance(r.distribution, kind) and len(r.target)] for kind in (Uniform, Normal)]
-    calls = [_dispatch(same) if same else [] for same in kinds]
+    calls = [_dispatch(same, on_cpu) if same else [] for same in kinds]
     results = iter(counters.read(list(itertools.chain(*calls))) if any(calls) else ())  # sync: the values, once per group
     for same, started in zip(kinds, calls, strict=True):
         _collect(same, list(itertools.islice(results, len(started))))

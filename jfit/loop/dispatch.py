@@ -97,6 +97,11 @@ class DispatchSpec(NamedTuple):
         result = (None, GATHERED) if self.return_outputs else None
         return STATE_AXES, (result, None) if self.step_names else result
 
+    def compiled(self, fn: Callable[..., Any], in_axes: tuple[Any, ...], out_axes: Any, name: str) -> Program:
+        """Compile a function of a state that runs steps."""
+        recomputes = getattr(self.step, "recomputes", False)
+        return compile_spmd(fn, self.devices, in_axes, out_axes, donate=(0,), name=name, recomputes=recomputes)
+
 
 def report(out: StepOut) -> Array:
     """Return (loss, learning rate) of a step as one array of shape (2,); an unknown learning rate is nan.
@@ -320,7 +325,7 @@ class ResidentDispatcher:
     def _program(self, name: str, fn: Callable[..., Any], *, takes_count: bool) -> Any:
         if name not in self._programs:
             in_axes = (STATE_AXES, EPOCH_DATA_AXES, None) if takes_count else (STATE_AXES, EPOCH_DATA_AXES)
-            self._programs[name] = compile_spmd(fn, self.spec.devices, in_axes, self.spec.out_axes, donate=(0,), name=name)
+            self._programs[name] = self.spec.compiled(fn, in_axes, self.spec.out_axes, name)
         return self._programs[name]
 
     def _full_program(self, epoch_data: Mapping[str, Any], steps: int) -> tuple[Program, tuple[Any, ...]]:
@@ -436,7 +441,7 @@ class StreamDispatcher:
             fn = functools.partial(steps, self.spec, self.checks.valid if checked else None)
             axes, out = (STATE_AXES, 0, *(None,) * (len(arguments) - 1 + checked)), self.spec.out_axes
             out = (out, None) if checked else out
-            self._programs[name, checked] = compile_spmd(fn, self.spec.devices, axes, out, donate=(0,), name=name)
+            self._programs[name, checked] = self.spec.compiled(fn, axes, out, name)
         program = self._programs[name, checked]
         return self.checks.run_of(program, *arguments) if checked else lambda state: program(state, *arguments)
 

@@ -26,6 +26,7 @@ from jfit.lowering.function import from_function
 from jfit.lowering.interpret import STATE_SLOTS, InputNames, Interpretation, make_apply
 from jfit.lowering.lookups import TABLES, lookups_of_graph
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs, Trained, flatten_names, values_of
+from jfit.lowering.remat import is_mirrored
 from jfit.ops.attributes import DTYPES
 from jfit.ops.nn import row_numbers
 from jfit.ops.rows import MaybeLayout, RowsLost
@@ -84,7 +85,7 @@ def lower(
     description = description_of(symbol)
     if description is None:
         return _lowered(symbol, names, capture, batch_axes, roll)
-    key = description, names, capture, axes, roll
+    key = description, names, capture, axes, roll, os.environ.get("MXNET_BACKWARD_DO_MIRROR")
     model = _models.get(key)
     # The graph of the model is compared, too: its attributes are dicts, which may have been changed since.
     if model is None or description_of(model.symbol) != description:
@@ -212,7 +213,7 @@ def model_and_values(model: Any, loss: Any, params: Any, aux: Any, **options: An
 def _traits(operators: Sequence[Node]) -> frozenset[str]:
     ops = [n.op for n in operators if n.op]
     traits = {"convolution": any(op.family == "conv" for op in ops), "draws": any(op.needs_rng for op in ops)}
-    traits["row_keys"] = traits["draws"]
+    traits |= {"row_keys": traits["draws"], "recomputed": any(map(is_mirrored, operators))}
     return frozenset(name for name, present in traits.items() if present)
 
 

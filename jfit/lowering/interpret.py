@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from jax import Array
 from jfit.graph.infer import infer
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
 from jfit.lowering.model import Aux, Inputs, Params, Policy
+from jfit.lowering.remat import Part, Remat, cut, run_part, saved_only, tagged
 from jfit.lowering.rolling.find import MIN_PACKS, MIN_STEPS
 from jfit.lowering.rolling.program import OPERATOR_ERRORS, Program, plan_program, run_program
 from jfit.lowering.rolling.run import NotRollable
@@ -97,9 +99,10 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         roll: whether repeated blocks, such as the time steps of an unrolled recurrent network, run as one `lax.scan`.
 
     Returns:
-        `apply`, with three arguments more than `ApplyFn`.  `table_rows` is a dict of parameter name -> sorted row indices: the
+        `apply`, with four arguments more than `ApplyFn`.  `table_rows` is a dict of parameter name -> sorted row indices: the
         array in `params` has only these rows of the embedding table (see `Model.tables`).  `loss_scale` is the factor of all
-        gradients: heads ignore the incoming gradient, so that a factor of the objective has no effect.  `how` is an
+        gradients: heads ignore the incoming gradient, so that a factor of the objective has no effect.  `remat`
+        says what the backward pass of a training pass computes again (see `jfit.lowering.remat`).  `how` is an
         `Interpretation`.
     """
     operators = [n for n in order if n.op is not None]
@@ -113,6 +116,10 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         if not roll or len(operators) < MIN_STEPS * MIN_PACKS:
             return None
         return plan_program(order, heads, names.inputs, label_ids | {id(n) for n in open_shapes}, convolutions)
+
+    @functools.cache
+    def parts(remat: Remat, mirror: str | None) -> list[Part]:
+        return cut(operators, heads, remat)
 
     def apply(
         params: Params,
@@ -129,6 +136,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         micro_batch: Any = None,
         table_rows: Mapping[str, Array] | None = None,
         loss_scale: Array | None = None,
+        remat: Remat = "none",
         how: Interpretation = Interpretation(),
     ) -> tuple[tuple[Any, ...], Aux]:
         stage, tap = how.stage, how.tap
@@ -181,10 +189,24 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
             new_aux.update(updated)
             return list(outs) if tap is None else _tapped(node, outs, tap)
 
+        def run_tagged(again: Collection[int], node: Node, *args: Any) -> list[Value | None]:
+            return tagged(node, run(node, *args), again)
+
+        def run_inside(part: Part, values: Any) -> None:
+            _run_in_order(part.nodes, values, functools.partial(run_tagged, part.again))
+
+        pieces = parts(remat, os.environ.get("MXNET_BACKWARD_DO_MIRROR")) if train and tap is None else []
         program = repeated(platform_of() != "cpu") if tap is None else None  # on CPU, convolutions in loops are slow
         if program is None:
-            _run_in_order(operators, values, run)
+            for part in pieces or [Part(operators)]:
+                if part.again:
+                    run_part(part, values, new_aux, run_inside)
+                else:
+                    _run_in_order(part.nodes, values, run)
             outs = [values[id(h.node), h.index] for h in heads]
+        elif pieces:  # only in loops, whose steps save the most
+            again = frozenset().union(*[part.again for part in pieces])
+            outs = list(map(run_program(program, values, functools.partial(run_tagged, again), saved_only).get, heads))
         else:
             outs = list(map(run_program(program, values, run).get, heads))
         if stage is not None:

@@ -14,11 +14,10 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.extend.core import Literal
 from jax.lax import GatherScatterMode
 
 from jfit.graph.nodes import Node
-from jfit.lowering.dependence import body_of, interpret
+from jfit.lowering.dependence import body_of, interpret, is_literal
 
 
 class Lookup(NamedTuple):
@@ -132,7 +131,7 @@ def _results(eqn: Any, operands: list[Any], found: list[Lookup]) -> list[Any]:
 def _arithmetic(name: str, eqn: Any, operands: list[Any]) -> Any:
     """The result of the operations by which JAX adds the number of rows to negative indices; None for other operations."""
     first = operands[0]
-    number = eqn.invars[1].val if len(eqn.invars) > 1 and isinstance(eqn.invars[1], Literal) else None
+    number = eqn.invars[1].val if len(eqn.invars) > 1 and is_literal(eqn.invars[1]) else None
     number = int(number) if number is not None and np.ndim(number) == 0 else None
     if name == "lt" and number == 0 and first == _Index(first.name):
         return _Negative(first.name)

@@ -215,10 +215,11 @@ class Model(NamedTuple):
         plan: `plan(specs) -> Plan`: shapes of the outputs and where their batch rows are, for inputs of these shapes.
         batch_axes: input name -> batch axis, for inputs whose batch axis is not 0; None for those without rows.
         frozen: names of parameters that are never updated (gamma of BatchNorm with fix_gamma).
-        traits: subset of {"convolution", "draws", "row_keys", "loss_per_batch", "batch_means", "takes_step"}: it contains
-            convolutions; it contains operators that draw random numbers, some of them in evaluation too; random numbers of a
-            row depend on its `row_ids`, so that all micro-batches get the same key; the loss is one scalar for the batch; it
-            is a sum of means over different positions of the batch; it takes the number of updates.
+        traits: subset of {"convolution", "recomputed", "draws", "row_keys", "loss_per_batch", "batch_means", "takes_step"}: it
+            contains convolutions; nodes that the backward pass runs again because of MXNet's mirroring; operators that draw
+            random numbers, some of them in evaluation too; random numbers of a row depend on its `row_ids`, so that all
+            micro-batches get the same key; the loss is one scalar for the batch; it is a sum of means over different positions
+            of the batch; it takes the number of updates.
         optional: names of inputs that may be missing: initial states of recurrent operators, by default zeros.
         symbol: the graph that the model was lowered from, or None.
         evaluation_labels: labels that the outputs depend on in evaluation too, such as a margin loss at the label's class.

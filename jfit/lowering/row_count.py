@@ -14,7 +14,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from jfit.lowering.dependence import is_literal
 
 
 def uses_row_count(first: Any, second: Any) -> list[bool]:
@@ -39,16 +40,16 @@ def uses_row_count(first: Any, second: Any) -> list[bool]:
         variable for variable, x, y in zip(one.constvars, first.consts, second.consts, strict=False) if not _same_start(x, y)
     }
     for a, b in zip(one.eqns, other.eqns, strict=True):
-        if _constants(a) != _constants(b) or any(not isinstance(v, Literal) and v in differing for v in a.invars):
+        if _constants(a) != _constants(b) or any(not is_literal(v) and v in differing for v in a.invars):
             differing.update(a.outvars)
-    return [not isinstance(v, Literal) and v in differing for v in one.outvars]
+    return [not is_literal(v) and v in differing for v in one.outvars]
 
 
 def _constants(eqn: Any) -> list[Any]:
     """The scalar constants among the operands of an equation and of the equations inside it."""
     inner = [j for value in eqn.params.values() for j in (value if isinstance(value, (tuple, list)) else (value,))]
-    jaxprs = [j.jaxpr if isinstance(j, ClosedJaxpr) else j for j in inner if isinstance(j, (ClosedJaxpr, Jaxpr))]
-    own = [str(v.val) for v in eqn.invars if isinstance(v, Literal) and np.ndim(v.val) == 0]
+    jaxprs = [getattr(j, "jaxpr", j) for j in inner if hasattr(j, "eqns")]
+    own = [str(v.val) for v in eqn.invars if is_literal(v) and np.ndim(v.val) == 0]
     return own + [c for jaxpr in jaxprs for e in jaxpr.eqns for c in _constants(e)]
 
 

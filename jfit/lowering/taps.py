@@ -19,9 +19,8 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from jfit.lowering.dependence import equation_layouts
+from jfit.lowering.dependence import equation_layouts, is_literal
 from jfit.ops.rows import MaybeLayout, RowLayout
 
 
@@ -127,7 +126,7 @@ class _Walk:
         return _Known(self.tap(Point(name, "", "constant"), x), (name,))
 
     def _read(self, variable: Any, values: dict[Any, _Known]) -> _Known:
-        if not isinstance(variable, Literal):
+        if not is_literal(variable):
             return values[variable]
         if not _is_float(variable.val):
             return _Known(variable.val)
@@ -173,7 +172,9 @@ def _is_float(x: Any) -> bool:
 
 def _results_of(jaxpr: Any, eqn: Any, operands: Sequence[_Known]) -> list[Any]:
     """Compute one equation of a jaxpr."""
-    values = {v: x.array for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(v, Literal)}
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # takes 20 ms, which `jfit.fit` does not have to wait for
+
+    values = {v: x.array for v, x in zip(eqn.invars, operands, strict=True) if not is_literal(v)}
     alone = jaxpr.replace(constvars=[], invars=list(values), outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects)
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*values.values())
 

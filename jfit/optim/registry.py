@@ -22,7 +22,6 @@ import numpy as np
 import optax
 import optax.contrib
 from jax import Array
-from jax.extend.core.primitives import convert_element_type_p
 
 from jfit.checks import name_hint
 from jfit.lowering.model import flatten_names
@@ -341,6 +340,8 @@ def _of_optax(name: str, params: Mapping[str, Any]) -> Optimizer:
 
 def _weak(x: Any) -> Array:
     """A scalar with the weak type of Python numbers, with which 16-bit arrays stay in 16 bits."""
+    from jax.extend.core.primitives import convert_element_type_p  # takes 20 ms, which `jfit.fit` does not have to wait for
+
     x = jnp.asarray(x, float)
     return convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
 

@@ -106,7 +106,8 @@ class DataParallel:
         if self._ordered is None:
             state_axes, out_axes = OUT_AXES
             out_axes = (state_axes, out_axes if self._own_rows else out_axes._replace(outputs=GATHERED))
-            self._program = compile_spmd(step, self.devices, (STATE_AXES, 0), out_axes, donate=(0,), name="train_step")
+            how = {"donate": (0,), "name": "train_step", "recomputes": getattr(step, "recomputes", False)}
+            self._program = compile_spmd(step, self.devices, (STATE_AXES, 0), out_axes, **how)
 
     def place(self, state: TrainState) -> TrainState:
         """Copy the state to all devices; call it once before the first step.

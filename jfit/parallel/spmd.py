@@ -17,6 +17,7 @@ from jax.experimental.multihost_utils import global_array_to_host_local_array, h
 from jax.sharding import Mesh
 
 from jfit import activity
+from jfit.lowering.remat import KEEP_BARRIERS
 from jfit.parallel.contexts import Device
 from jfit.parallel.devices import AXIS, place_on, spans_processes
 from jfit.parallel.mesh import MeshDevices, SplitDevices, mesh_jit, spec_of_axis
@@ -38,6 +39,7 @@ def compile_spmd(
     *,
     donate: tuple[int, ...] = (),
     name: str = "program",
+    recomputes: bool = False,
 ) -> Program:
     """Compile `fn(*args, axis_name=...)` for devices: jit for one device or a mesh, pmap for several devices.
 
@@ -52,6 +54,8 @@ def compile_spmd(
             needs the slices of all devices, not only of its own.
         donate: positions of donated arguments.
         name: name under which `jfit.counters` counts how often the function is traced.
+        recomputes: whether a backward pass computes values again, see `jfit.lowering.remat`; on several devices of a CPU, XLA
+            does not.
 
     Returns:
         `jfit.programs.Program`, called with the positional arguments.
@@ -73,7 +77,8 @@ def compile_spmd(
         if mesh is not None:
             return mesh.jit(traced, (*in_axes, *(None,) * more), out_axes, donate)
         if axis is None:
-            return jax.jit(traced, donate_argnums=donate)
+            options = KEEP_BARRIERS if recomputes and devices[0].platform == "cpu" else None
+            return jax.jit(traced, donate_argnums=donate, compiler_options=options)
         axes = (*in_axes, *(None,) * more)
         if split is not None:
             run = jitted = mesh_jit(traced, split.mesh, axes, out_axes, donate)
@@ -91,7 +96,7 @@ def compile_spmd(
             jitted = mesh_jit(whole, everywhere, axes, out_axes, donate)
         return _Joined(run, jitted, axes, count)
 
-    static = split is not None, tuple(devices) if mesh is None else mesh, donate, in_axes, out_axes
+    static = split is not None, tuple(devices) if mesh is None else mesh, donate, in_axes, out_axes, recomputes
     program = functools.partial(_on_device, fn, devices[0].platform, count, gathered)
     return Program(program, build, name=name, static=static, place=functools.partial(place_on, devices=devices))
 

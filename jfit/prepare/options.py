@@ -26,7 +26,7 @@ DECIDING += ("batch_size", "micro_batches", "seed", "shuffle", "frozen", "clip_n
 DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs", "row_axes", "updates")
 # Others that `jfit.verify` and `jfit.replay` need to train the same steps again.
 REPEATED = ("num_epoch", "num_steps", "eval_metric", "loss_per_batch", "label", "validation_split")
-REPEATED += ("steps_per_call", "data_on_device", "nan", "log")
+REPEATED += ("steps_per_call", "data_on_device", "nan", "log", "remat")
 _NUMBERS = (int, float, np.integer, np.floating)
 
 
@@ -97,6 +97,7 @@ class FitOptions:
     data_timeout: float | None = None
     nan: str = "warn"
     updates: Sequence[Update] | None = None
+    remat: str | Sequence[str] = "none"
 
     @property
     def saves(self) -> bool:

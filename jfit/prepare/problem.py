@@ -467,7 +467,7 @@ def make_step(options: FitOptions, model: Model, chosen: Chosen, settings: Setti
         settings: with metrics, policy and regularizers.
         **more: other arguments of `train_step`.
     """
-    names = ("frozen", "micro_batches", "clip_norm", "clip_value", "sync_batch_stats", "reduce", "log")
+    names = ("frozen", "micro_batches", "clip_norm", "clip_value", "sync_batch_stats", "reduce", "log", "remat")
     same = {name: getattr(options, name) for name in names}
     return train_step(
         model,

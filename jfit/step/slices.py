@@ -328,6 +328,8 @@ def scale_of_heads(model: Model, factor: Array | None) -> dict[str, Array]:
 
 def random_numbers(settings: GradientSettings, state: TrainState, number: Any, row_ids: Any) -> dict[str, Any]:
     """The arguments of `model.apply` on which random numbers depend, for micro-batch `number`."""
+    if settings.model.symbol is not None and "draws" not in settings.model.traits:
+        return {"row_ids": row_ids}
     if "row_keys" not in settings.model.traits:
         return {"key": part_key(state.key, state.step, number), "row_ids": row_ids}
     # a key for the whole batch, from which each row derives its own: micro-batches draw what the whole batch does

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.extend.core import Literal
 
 from jfit.checks import at_least_0, matching, name_hint
 from jfit.data.batch import flat_inputs
@@ -18,17 +17,19 @@ from jfit.init import InitDesc, default
 from jfit.init import get as get_initializer
 from jfit.init.core import distribution_of
 from jfit.init.sampling import Fixed, split_seed
+from jfit.lowering.dependence import is_literal
 from jfit.lowering.model import Aux, Model, Params, Policy, flatten_names, specs_of
 from jfit.lowering.structure import own_buffer
 from jfit.metrics import Metric
 from jfit.optim import EmaState, Optimizer, ema_params
+from jfit.optim.core import zeros
 from jfit.optim.registry import get_for, in_structure
 from jfit.optim.several import by_pattern
 from jfit.programs import Program
 from jfit.step.loss_scale import LossScale, first_scale
 from jfit.step.totals import norms_of, zero_totals
 
-MAX_ON_HOST = 1 << 20  # bytes of parameters for which the optimizer state is made on the host, which compiles nothing
+MAX_ON_HOST = 1 << 26  # bytes of parameters for which the optimizer state is made on the host, which compiles nothing
 
 
 class TrainState(NamedTuple):
@@ -182,11 +183,11 @@ def averaged(state: TrainState) -> TrainState:
 
 
 def _initialized(optimizer: Optimizer, params: Params) -> Any:
-    """The initial state of the optimizer: compiled as one program, or without a program for small parameters."""
-    small, init = sum(x.nbytes for x in params.values()) <= MAX_ON_HOST, optimizer.init
-    if small and optimizer.state_spec is None and (state := _constants(init, params)) is not None:
+    """The initial state of the optimizer: compiled as one program, or without one if it is constants of at most MAX_ON_HOST."""
+    small, init, spec = sum(x.nbytes for x in params.values()) <= MAX_ON_HOST, optimizer.init, optimizer.state_spec
+    if small and spec is None and (state := _constants(init, params)) is not None:
         return state
-    if not small or optimizer.state_spec is None:
+    if not small or spec is None or any(start is not zeros for start in spec.slots.values()):
         init = Program(init, jax.jit, name="init_optimizer")
     return jax.tree.map(own_buffer, init(params))  # copies, so that no donated buffer is shared
 
@@ -195,8 +196,8 @@ def _constants(init: Callable[[Any], Any], params: Params) -> Any:
     """The result of a function that only fills arrays with constants, as `init` of most optax optimizers; else None."""
     closed, shapes = jax.make_jaxpr(init, return_shape=True)(params)
     fills = {e.outvars[0]: e.invars[0] for e in closed.jaxpr.eqns if e.primitive.name == "broadcast_in_dim"}
-    results = [(v.aval, v if isinstance(v, Literal) else fills.get(v)) for v in closed.jaxpr.outvars]
-    if any(not isinstance(value, Literal) or aval.weak_type for aval, value in results):
+    results = [(v.aval, v if is_literal(v) else fills.get(v)) for v in closed.jaxpr.outvars]
+    if any(not is_literal(value) or aval.weak_type for aval, value in results):
         return None
     arrays = [own_buffer(np.full(aval.shape, value.val, aval.dtype)) for aval, value in results]  # pyright: ignore
     return jax.tree.unflatten(jax.tree.structure(shapes), arrays)

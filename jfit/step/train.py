@@ -22,6 +22,7 @@ from jax import Array, lax
 from jfit.checks import one_of, positive
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy
+from jfit.lowering.remat import remat_of, with_remat
 from jfit.metrics import Metric
 from jfit.ops.axis import Axis
 from jfit.optim import Optimizer, as_schedule
@@ -154,6 +155,8 @@ class TrainStep:
         log: names of further values to return in `out.metrics` and to add to the running sums: "grad_norm", ‖g‖₂ of the
             rescaled gradients g over all parameters and devices, before clipping and weight decay; "update_norm", ‖θ' − θ‖₂ of
             what the step added to the parameters.  "lr" is accepted; it is `out.lr` in any case.
+        remat: which values the backward pass computes again, to save memory, see `jfit.fit`: "none", "full", or patterns.  XLA
+            does so on a CPU only if it is told to: `jax.jit(step, compiler_options=jfit.lowering.remat.KEEP_BARRIERS)`.
 
     Raises:
         ValueError: an invalid argument (a limit of gradients that is not above 0, a schedule for an optimizer that has its
@@ -193,6 +196,7 @@ class TrainStep:
     regularizers: Mapping[str, Callable[[Array], Any]] | None = None
     skip_nonfinite: bool = False
     log: str | Sequence[str] = ()
+    remat: str | Sequence[str] = "none"
 
     def __post_init__(self) -> None:
         policy, reduce = Policy(self.policy) if isinstance(self.policy, str) else self.policy, get_reduce(self.reduce)
@@ -208,7 +212,7 @@ class TrainStep:
         if (norms or scaled) and not reduce.shared:
             what = f"log has {norms[0]!r}" if norms else f"policy {policy.compute!r} has a loss scale"  # pyright: ignore
             raise ValueError(f"{what}, but with this reduce= every device has its own gradients; leave out one of the two")
-        vars(self).update(policy=policy, reduce=reduce, metrics=tuple(self.metrics), log=norms)
+        vars(self).update(policy=policy, reduce=reduce, metrics=tuple(self.metrics), log=norms, remat=remat_of(self.remat))
         self.rule  # noqa: B018, checks the settings of the update
 
     @functools.cached_property
@@ -216,6 +220,11 @@ class TrainStep:
         """The update of the parameters, with an optimizer for parameters by name."""
         optimizer = _in_graph(optimizer_of(self.optimizer, self.model), self.model, self.frozen)
         return UpdateRule.of(optimizer, self.schedule, self.rescale, self.clip_norm, self.clip_value)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the backward pass computes values again, see `jfit.lowering.remat`."""
+        return self.remat != "none" or "recomputed" in self.model.traits
 
     @property
     def program_key(self) -> Any:
@@ -268,7 +277,8 @@ class TrainStep:
 
     def shard_pass(self, state: TrainState, batch: Any, axis: Axis) -> tuple[ShardPass, Array | None]:
         """The first half of the step, forward and backward pass over a shard: (`ShardPass`, row weights or None)."""
-        model, metrics, policy = self.model.bound(parts_of(batch)[0]), cast(Any, self.metrics), cast(Any, self.policy)
+        model = with_remat(self.model.bound(parts_of(batch)[0]), cast(Any, self.remat))
+        metrics, policy = cast(Any, self.metrics), cast(Any, self.policy)
         settings = GradientSettings(model, metrics, self.micro_batches, policy, self.sync_batch_stats, self.outputs)
         shard, params = shard_of(model, batch, axis), split_params(self.model, state.params, self.frozen)
         return ShardPass(*gradients_of(settings, params, state, shard, axis)), shard.weight

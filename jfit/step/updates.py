@@ -136,6 +136,11 @@ class UpdatesStep:
         return self.steps[0].reduce
 
     @property
+    def recomputes(self) -> bool:
+        """Whether the backward pass of an update computes values again."""
+        return any(step.recomputes for step in self.steps)
+
+    @property
     def logged(self) -> list[str]:
         """Names of the values that are logged: the loss of each update, and what its loss function returns."""
         return [f"{n}_{key}" for n, step in zip(self.names, self.steps, strict=True) for key in ("loss", *step.model.logged)]

@@ -283,7 +283,9 @@ class _Step:
                     f"cost: a step of {size:,} rows writes {written:,} bytes, more than XLA counts; pass a smaller batch"
                 )
             split, local = (part, state.local) if count == 1 else _stacked((part, state.local), count)
-            run = compile_spmd(step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="cost")
+            run = compile_spmd(
+                step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="cost", recomputes=step.recomputes
+            )
             compiled = run.lower(state._replace(local=local), split).compile()
         loops = frozenset(e.primitive.name for e in equations if e.primitive.name == "while" or e.params.get("length", 1) > 1)
         forward_flops, flops = (flops_of(jaxpr).flops for jaxpr in jaxprs)

@@ -30,12 +30,15 @@ def test_names_are_those_that_type_checkers_read(package):
 
 def test_a_fresh_process_imports_only_what_is_used():
     code = """
-import sys, jfit
+import gc, sys, jfit
 own = ("jfit.allocator", "jfit.lazy", "jfit.disk_cache")
 assert not [m for m in sys.modules if m.startswith("jfit.") and m not in own], sys.modules
 assert "optax" not in sys.modules
 from jfit import Run as run_class
 assert jfit.load.__name__ == "load" and jfit.fit.__module__ == "jfit.fit" and jfit.Run is run_class
+assert gc.isenabled() and "jax.extend" not in sys.modules
+gc.disable()
+assert jfit.sweep and not gc.isenabled()
 import jfit.load.loaded  # its import sets the attribute `load` of jfit, which stays the function
 assert callable(jfit.load) and "jfit.mxnet.module" not in sys.modules
 assert "jfit.data.images" not in sys.modules

@@ -15,7 +15,7 @@ import jfit.mx as mx
 from jfit import counters, init, sym
 from jfit.init import InitDesc, Initializer, draw_all, sampling
 from jfit.init.core import draw_one
-from jfit.init.sampling import ROWS, WIDTH
+from jfit.init.sampling import ROWS, VALUES_ON_HOST, WIDTH
 
 KEY = jax.random.key(11)
 PROGRAM = ROWS * WIDTH
@@ -89,6 +89,8 @@ def test_values_have_the_bits_of_a_program_of_each_initializer(name, dtype):
 def test_bits_hold_for_arrays_below_at_and_above_the_size_of_the_program(start):
     sizes = (0, 1, WIDTH - 1, WIDTH, WIDTH + 1, PROGRAM - WIDTH, PROGRAM, PROGRAM + 1, 2 * PROGRAM + 77)
     assert_same_bits(start, described({f"p{n}_weight": (n,) for n in sizes}))
+    for n in (PROGRAM, PROGRAM + 1, VALUES_ON_HOST, VALUES_ON_HOST + 1):  # on the host, the last one by the program
+        assert_same_bits(start, described({"w_weight": (n,)}))
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def test_a_recorded_value_or_error(case):
         np.testing.assert_allclose(a.asnumpy().ravel(), np.array(case["value"], "float32"), rtol=1e-6)
 
 
-def test_both_call_signatures_draw_the_same_values_for_a_seed():
+def test_both_call_signatures_draw_the_same_bits_for_a_seed():
     draw, desc = mx.init.Xavier(), mx.init.InitDesc("w_weight")
     found = []
     for _ in range(2):

@@ -139,3 +139,18 @@ def test_amp_casts_to_float16_on_accelerators_only(accelerator, on_cpu):
     for array, found in [(on_cpu, ["array", "array"]), (jnp.ones(3), ["float16", "float16"])]:
         arrays = [mx.nd.NDArray(array)] * 2
         assert ["array" if x is arrays[0] else x for x in policy.cast_arrays(op, op.parse({}), arrays, cast)] == found
+
+
+def test_an_exported_program_has_forms_for_cpu_only_if_it_runs_there():
+    net = sym.Convolution(sym.Variable("data"), num_filter=8, num_group=8, kernel=(3, 3), name="conv")  # depthwise
+    params = {"conv_weight": np.ones((8, 1, 3, 3), np.float32), "conv_bias": np.zeros(8, np.float32)}
+    x = np.ones((2, 8, 6, 6), np.float32)
+
+    def has_convolution(program):
+        return "stablehlo.convolution" in program.exported.mlir_module()
+
+    def exported(*platforms):
+        return jfit.export.stablehlo(net, {"data": x.shape}, params, batch=None, platforms=platforms)
+
+    found = [has_convolution(exported(*p)) for p in (["cpu"], ["cuda", "cpu"], ["cuda"], ["tpu"])]
+    assert found == [False, False, True, True]

@@ -164,6 +164,24 @@ def test_no_optimizer_retraces_on_its_second_step():
         assert seen["traces"] == 0 and seen["compiles"] == 0
 
 
+def test_the_state_of_an_optimizer_of_megabytes_compiles_nothing():
+    model, batch = jfit.lower(sym.FullyConnected(sym.Variable("data"), num_hidden=700, name="fc")), {"data": np.zeros((2, 900))}
+    params = {"fc_weight": np.ones((700, 900), np.float32), "fc_bias": np.ones(700, np.float32)}
+    for optimizer in (jfit.optim.sgd(0.1, momentum=0.9), "adam"):
+        with counters.counted() as seen:
+            state = jfit.init_state(model, optimizer, batch, params=params)
+        assert seen["compiles"] == 0
+        assert all(not np.any(x) for x in jax.tree.leaves(state.opt_state) if np.ndim(x))
+
+
+def test_only_graphs_that_draw_random_numbers_compute_keys():
+    for net in (mlp(), jfit.lower(sym.SoftmaxOutput(sym.Dropout(sym.Variable("data")), name="softmax"))):
+        batch = batch_of(4)
+        state = jfit.init_state(net, "sgd", batch)
+        text = jax.jit(jfit.train_step(net, "sgd")).lower(state, batch).as_text()
+        assert ("threefry" in text) == ("draws" in net.traits)
+
+
 # ------------------------------------------------------------------------------------------ micro-batches
 
 

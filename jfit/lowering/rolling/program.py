@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jfit.graph.nodes import Entry, Node
 from jfit.lowering.rolling.blocks import Block, Sliced
 from jfit.lowering.rolling.find import Item, entries_read_outside, schedule
-from jfit.lowering.rolling.run import Key, NotRollable, Stack, run_block
+from jfit.lowering.rolling.run import Key, NotRollable, Stack, is_saved, run_block
 from jfit.lowering.values import Value
 from jfit.ops.rules import normalize_axis
 
@@ -56,9 +56,12 @@ def plan_program(
     return Program(items, entries_read_outside(order, items, heads), nodes, deferred)
 
 
-def run_program(program: Program, values: dict[Key, Value | None], run: Run) -> Store:
-    """Run all operators; `values` are those of the variables.  Returns the values of all entries."""
-    store = Store(values, run, program.deferred)
+def run_program(program: Program, values: dict[Key, Value | None], run: Run, policy: Any = is_saved) -> Store:
+    """Run all operators; `values` are those of the variables.  Returns the values of all entries.
+
+    `policy`: policy of `jax.checkpoint` for a step of a loop.
+    """
+    store = Store(values, run, program.deferred, policy)
     for i, item in enumerate(program.items):
         if isinstance(item, Block):
             store.run_block(item, program.outside[i], program.nodes[i])
@@ -70,10 +73,10 @@ def run_program(program: Program, values: dict[Key, Value | None], run: Run) -> 
 class Store:
     """The values of a graph while it runs, by (id(node), output index)."""
 
-    def __init__(self, values: dict[Key, Value | None], run: Run, deferred: Collection[int]) -> None:
+    def __init__(self, values: dict[Key, Value | None], run: Run, deferred: Collection[int], policy: Any = is_saved) -> None:
         self.values = values
         self.deferred = deferred
-        self._run = run
+        self._run, self._policy = run, policy
         self._stacked: dict[Key, tuple[Stack, int]] = {}
 
     def get(self, entry: Entry) -> Value | None:
@@ -94,7 +97,7 @@ class Store:
     def run_block(self, block: Block, outside: set[Key], nodes: Iterable[Node]) -> None:
         """Run a block as a loop; if its steps differ, or an operator raises an error, run its nodes one by one."""
         try:
-            rolled = run_block(block, outside, self._known, self._stack, self._run)
+            rolled = run_block(block, outside, self._known, self._stack, self._run, self._policy)
         except OPERATOR_ERRORS:
             for node in nodes:
                 self.run(node)

@@ -57,6 +57,7 @@ def run_block(
     get: Callable[[Entry], Value],
     stack: Callable[[Sequence[Entry]], Stack],
     run: RunNode,
+    policy: Any,
 ) -> Rolled:
     """Run all steps of a block.
 
@@ -66,6 +67,7 @@ def run_block(
         get: returns the value of an entry outside of the block.
         stack: returns the arrays of several entries outside of the block, stacked.
         run: runs one node.
+        policy: policy of `jax.checkpoint` for a step, such as `is_saved`.
 
     Returns:
         The outputs that others read.
@@ -74,20 +76,21 @@ def run_block(
         NotRollable: the steps differ in shape, dtype or row layout.
     """
     values: dict[Key, Value] = {}
-    loop = _Loop(block, outside, get, stack, run)
+    loop = _Loop(block, outside, get, stack, run, policy)
     if not loop.first_step_is_regular():
         for pack, reads in zip(block.packs, block.reads, strict=True):
             ins = [values.get((id(e.node), e.index)) or get(e) for e in (_first_entry(block, r) for r in reads)]
             outs = run(pack[0], ins, zlib.crc32(pack[0].name.encode()))
             values.update({(id(pack[0]), i): v for i, v in enumerate(outs)})
-        loop = _Loop(block.without_first_step(), outside, lambda e: values.get((id(e.node), e.index)) or get(e), stack, run)
+        known = lambda e: values.get((id(e.node), e.index)) or get(e)  # noqa: E731
+        loop = _Loop(block.without_first_step(), outside, known, stack, run, policy)
         if not loop.first_step_is_regular():
             raise NotRollable
     rolled = loop.run()
     return Rolled({**{k: v for k, v in values.items() if k in outside}, **rolled.values}, rolled.stacked)
 
 
-def _is_saved(primitive: Any, *_: Any, **__: Any) -> bool:
+def is_saved(primitive: Any, *_: Any, **__: Any) -> bool:
     """Policy of `jax.checkpoint`: whether the forward pass saves the results of a primitive for the backward pass."""
     return primitive.name not in RECOMPUTED
 
@@ -109,8 +112,8 @@ class _Loop:
     product instead of many small ones, and one product for the gradient of the weights.
     """
 
-    def __init__(self, block, outside, get, stack, run) -> None:
-        self.block, self.run_node = block, run
+    def __init__(self, block, outside, get, stack, run, policy) -> None:
+        self.block, self.run_node, self.policy = block, run, policy
         reads = [r for rs in block.reads for r in rs]
         self.fixed = {r: get(r.entry).to_channels_first() for r in reads if isinstance(r, Fixed)}
         self.sliced = {r: stack(r.entries) for r in reads if isinstance(r, Sliced)}
@@ -273,7 +276,7 @@ class _Loop:
         start = [lax.convert_element_type(v.array, v.array.dtype) for v in self.start]
         arrays = [jnp.asarray(x) for x in xs.values()]
         # Saving fewer arrays per step compiles and runs faster: s and 1 - s give the derivative of a sigmoid.
-        body = jax.checkpoint(step, policy=_is_saved, prevent_cse=False)  # a loop needs no protection against CSE
+        body = jax.checkpoint(step, policy=self.policy, prevent_cse=False)  # a loop needs no protection against CSE
         last, each = lax.scan(body, start, arrays, length=self.block.steps)
         results.update(dict(zip(places, each, strict=True)))
         ends = {(s.pack, s.index): Value(a, r) for s, a, r in zip(self.states, last, self.rows, strict=True)}

@@ -15,9 +15,11 @@ from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
 from jfit.lowering.groups import with_groups
 from jfit.lowering.model import Model
+from jfit.lowering.remat import KEEP_BARRIERS
 from jfit.mxnet.module.binding import undeclared_labels
 from jfit.mxnet.monitor.capture import Capture, capture_gradients, capture_outputs
 from jfit.ops.rules import dtype_of
+from jfit.platforms import platform_of
 from jfit.programs import Program, kept, settings
 from jfit.step.slices import part_key
 
@@ -84,7 +86,11 @@ class Programs:
             (gradients,) = vjp(tuple(_cotangent(o, g) for o, g in zip(uncast, heads, strict=True)))
             return outputs, {n: old[n] + gradients[n] if n in added else gradients[n] for n in differentiated}, new_aux
 
-        return run if self._groups else Program(run, jax.jit, name="executor_backward")
+        def jit(fn: Callable[..., Any]) -> Any:
+            again = "recomputed" in self.model.traits and platform_of() == "cpu"
+            return jax.jit(fn, compiler_options=KEEP_BARRIERS if again else None)
+
+        return run if self._groups else Program(run, jit, name="executor_backward")
 
     def _monitor_forward(self, train: bool, monitor_all: bool) -> Capture:
         """Return the function (arguments, auxiliary states, {}, key, 0, 0) -> internal arrays of the forward pass by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -260,6 +261,7 @@ class Module(BaseModule):
         if store is None:
             return unreduced() if len(self.binding.devices) > 1 else all_reduce()
         if self._compression:
+            store = copy.copy(store)  # another module of this store does not compress
             store.set_gradient_compression({"type": "2bit", **self._compression})
         return getattr(store, "reduce", None) or all_reduce()
 

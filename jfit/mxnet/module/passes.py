@@ -81,7 +81,8 @@ class Programs:
 
         def compiled() -> Program:
             fn, in_axes, out_axes = make()
-            return compile_spmd(fn, self.parameters.devices, in_axes, out_axes, donate=donate, name=name)
+            how: Any = {"donate": donate, "name": name, "recomputes": "recomputed" in self.model.traits}
+            return compile_spmd(fn, self.parameters.devices, in_axes, out_axes, **how)
 
         return self._once(key, compiled)
 
