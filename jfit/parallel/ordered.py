@@ -24,7 +24,6 @@ from jfit.parallel.spmd import compile_spmd
 from jfit.programs import Made, Program
 from jfit.step import StepOut
 from jfit.step.ordered import loop_sums, reduced, slice_sums, tree_sum
-from jfit.step.slices import unrolls
 from jfit.step.state import TrainState
 
 
@@ -78,6 +77,11 @@ def _computing(devices: Sequence[Any]) -> Sequence[Any]:
     return devices[: cores()] if is_emulated else devices
 
 
+def _is_dense(model: Any) -> bool:
+    """Whether a model is known to have no convolutions."""
+    return model.symbol is not None and "convolution" not in model.traits
+
+
 def _unchanged(out: StepOut) -> StepOut:
     return out
 
@@ -85,8 +89,8 @@ def _unchanged(out: StepOut) -> StepOut:
 class OrderedSteps:
     """Run training steps made with `reduce="ordered"`: `steps(state, batch) -> (state, result, values)`.
 
-    Each device computes its slices of the batch: in a loop in one program, which has the bits of a program per slice; with a
-    program per slice if the model has convolutions (on CPU), which XLA's loops make slow, or is a function, which may have
+    Each device computes its slices of the batch: on CPU in a loop in one program, which has the bits of a program per slice;
+    with a program per slice if the model has convolutions, which XLA's loops make slow, or is a function, which may have
     some, in a job of several processes, or if the devices have unequal numbers of slices.  The first device adds the sums of
     all slices, updates the parameters and copies them to the others.  In a job of several processes, the first device of each
     process does so, with the sums that all processes exchange.  The host waits for the step before the last one, because the
@@ -133,7 +137,7 @@ class OrderedSteps:
         self._everywhere = sharding(devices)
         # A program computes one slice, or in a loop all slices of a device, whose number is then a power of 2.
         computing = _computing(devices)
-        loops = step.model.symbol is not None and not unrolls(step.model, devices) and not spans_processes(devices)
+        loops = computing[0].platform == "cpu" and not spans_processes(devices) and _is_dense(step.model)
         size = count // len(computing) if loops and count % len(computing) == 0 else 1
         of_parts, own = _owners(computing, count // size), process_slices(devices, count // size)
         self._owners, parts = of_parts[own or slice(None)], range(0, count, size)[own or slice(None)]

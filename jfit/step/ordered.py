@@ -101,24 +101,29 @@ def loop_sums(
         of_slice: `of_slice(state, batch of the slice, number of the slice) -> (SliceSums, values)`.
         state: `TrainState`; not changed.
         batch: `Batch` or dict, the rows of the slices, (slices, rows, ...); their number is a power of 2.
-        span: number of the first slice and number of slices, int32 (2,); arrays, so that XLA does not unroll the loop.
+        span: number of the first slice and number of slices, int32 (2,); XLA unrolls no loop whose length it does not know.
 
     Returns:
         (`SliceSums` of all these slices, values with a leading axis of slices).
     """
 
-    def one(k: Any) -> Any:
-        # The barriers keep XLA from fusing a slice with the code around it, and from moving parts of it out of the loop.
-        inputs = lax.optimization_barrier((state, jax.tree.map(lambda x: x[k], batch), span[0] + k))
-        return lax.optimization_barrier(of_slice(*inputs))
+    def rows(k: Any) -> Any:
+        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, k, keepdims=False), batch)
 
-    def body(k: Any, results: Any) -> Any:
-        return jax.tree.map(lambda xs, x: xs.at[k].set(x), results, one(k))
+    def empty(*shape: int) -> Any:
+        return jax.tree.map(lambda x: lax.empty((*shape, *x.shape), x.dtype), shapes)
 
-    size = len(jax.tree.leaves(batch)[0])
-    empty = jax.tree.map(lambda x: lax.empty((size, *x.shape), x.dtype), jax.eval_shape(one, jnp.int32(0)))
-    sums, values = lax.fori_loop(0, span[1], body, empty)
-    sums = lax.optimization_barrier(sums)
+    def body(k: Any, carry: Any) -> Any:
+        # XLA compiles a branch as a program of its own: it fuses nothing with the code around it, which would round otherwise,
+        # and moves nothing out of the loop.  It does both across `lax.optimization_barrier`, on CPU.  The rows are carried
+        # because it would move the reshape of a slice into the branch.
+        inputs, results = carry
+        result = lax.cond(span[1] > 0, of_slice, lambda *_: empty(), state, *inputs)
+        return (rows(k + 1), span[0] + k + 1), jax.tree.map(lambda xs, x: xs.at[k].set(x), results, result)
+
+    first, size = (rows(0), span[0]), len(jax.tree.leaves(batch)[0])
+    shapes = jax.eval_shape(of_slice, state, *first)
+    sums, values = lax.fori_loop(0, span[1], body, (first, empty(size)))[1]
     return tree_sum([jax.tree.map(lambda x, k=k: x[k], sums) for k in range(size)]), values
 
 

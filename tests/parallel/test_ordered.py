@@ -104,8 +104,9 @@ def test_devices_that_share_few_cores_have_the_same_bits(monkeypatch):
 
 
 @pytest.mark.slow
-def test_uneven_devices_and_padded_batches_have_the_same_bits():
-    assert len({digest(trained(mlp, "sgd", devices, rows=22)) for devices in (1, 3)}) == 1
+@pytest.mark.parametrize("make", [mlp, attention])
+def test_uneven_devices_and_padded_batches_have_the_same_bits(make):
+    assert len({digest(trained(make, "sgd", devices, rows=22)) for devices in (1, 3)}) == 1
 
 
 @pytest.mark.slow
