@@ -141,7 +141,7 @@ class OrderedSteps:
         size = count // len(computing) if loops and count % len(computing) == 0 else 1
         of_parts, own = _owners(computing, count // size), process_slices(devices, count // size)
         self._owners, parts = of_parts[own or slice(None)], range(0, count, size)[own or slice(None)]
-        spans = [np.int32(first if size == 1 else (first, size)) for first in parts]
+        spans = [np.array(first if size == 1 else (first, size), np.int32) for first in parts]
         self._spans = [jax.device_put(span, device) for span, device in zip(spans, self._owners, strict=True)]
         self._parts = [at if size == 1 else slice(at * size, (at + 1) * size) for at in range(len(parts))]
 
