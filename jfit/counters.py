@@ -219,7 +219,7 @@ def host_code(explain: Callable[[Exception], Exception]) -> Iterator[None]:
         raise explanation from error
 
 
-class explained:  # in lower case, as functions that are context managers, but faster
+class explained:  # lower case: used like a function with `@contextmanager`, but faster
     """Context manager for code that runs compiled programs: raise the exception stored by `host_code`, not XLA's error."""
 
     def __enter__(self) -> None:

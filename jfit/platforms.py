@@ -54,7 +54,7 @@ def traced_for(platform: str) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def exported_for(platform: str) -> Iterator[None]:
-    """Context manager for tracing a program of a platform of which this process may have no devices.
+    """Context manager for tracing a program for a platform; this process may have no devices of it.
 
     Example:
         >>> with exported_for("cuda"):

@@ -169,14 +169,14 @@ def _gauss_program(under: tuple[Any, ...]) -> Any:
 
 
 def _on_host(kind: type, rows: np.ndarray, scales: np.ndarray) -> Any:
-    """The values of `_program` on a CPU, from bits that NumPy computes: there is little or nothing to compile."""
+    """The values of `_program` on a CPU, from random bits that NumPy computes, so that XLA compiles little or nothing."""
     key0, key1, high, low = (rows[:, n : n + 1] for n in range(4))
     with np.errstate(over="ignore"):  # uint32 wraps around
         x, y = _threefry((key0, key1), high, low + np.arange(WIDTH, dtype=np.uint32))
     unit = ((x ^ y) >> np.uint32(9) | np.uint32(0x3F800000)).view(np.float32) - np.float32(1)
     above = scales[:, None] if kind is Uniform else np.float32(1)
     below = -above if kind is Uniform else np.nextafter(-above, np.float32(0))
-    # XLA rounds unit * (above - below) + below once.  So does this: float64 has the exact value.
+    # XLA computes unit * (above - below) + below with one rounding.  So does this: only the cast from float64 rounds.
     uniform = np.maximum(below, (unit.astype(np.float64) * (above - below) + below).astype(np.float32))
     return uniform if kind is Uniform else _gauss_program(settings())(uniform, scales)
 

@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
     Attributes:
         nodes: the nodes, in topological order.
-        again: ids of those whose outputs the backward pass computes again.
+        again: ids of those whose outputs are not kept but recomputed in the backward pass.
         results: the outputs that later nodes read, or that are outputs of the graph.
     """
 

@@ -92,7 +92,7 @@ class FeedForward:
     """
 
     arrays: ArrayTypes = PLAIN
-    symbol: Any  # None if it is a function of the bucket key and no data was seen yet
+    symbol: Any  # None while it is a function of the bucket key that no data has called
     arg_params: Any  # None if not initialized
     aux_params: Any
     _python_module: type[FeedForwardModule] = FeedForwardModule
@@ -126,7 +126,7 @@ class FeedForward:
         self._check_arguments()
 
     def _check_arguments(self) -> None:
-        """Raise ValueError for duplicate names in the network; drop unknown parameters if allow_extra_params is set."""
+        """Raise ValueError for duplicate argument names; drop unknown parameters if allow_extra_params is set."""
         if self.symbol is None:
             return
         arguments, aux = self.symbol.list_arguments(), self.symbol.list_auxiliary_states()
@@ -148,7 +148,7 @@ class FeedForward:
         return self.arg_params, self.aux_params or {}
 
     def copy_params_from(self, module: Any) -> None:
-        """Copy the parameters of a module; the mean over devices if each device has different ones."""
+        """Copy the parameters of a module; of values that differ between devices, copy their mean."""
         self.arg_params, self.aux_params = module.get_params()
 
     @contextlib.contextmanager
@@ -444,7 +444,7 @@ class FeedForward:
 
 
 def _real_rows(array: Any, wrapped: int) -> Any:
-    """The rows of a batch that no iterator wrapped; a copy of NumPy arrays, whose buffer the next batch may reuse."""
+    """The rows of a batch without its padding; NumPy arrays are copied, because the next batch may reuse their buffer."""
     rows = array[: array.shape[0] - wrapped]
     return rows.copy() if isinstance(rows, np.ndarray) else rows
 

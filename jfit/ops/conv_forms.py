@@ -38,7 +38,7 @@ MAX_BLOCKS = 8  # dense convolutions per grouped one; each adds to the compile t
 MAX_SLICES = 16  # at most, of the batch in a weight gradient: sums over a slice are short enough for the cache
 SLICE_ROWS = 8  # rows per slice, at least: they are the channels of a convolution, of which a vector has eight
 SLICE_POSITIONS = 512  # output positions per slice, at least
-NARROW = 16  # channels up to which, if input and output have no more, XLA does not use its packed kernels
+NARROW = 16  # if neither input nor output has more channels, XLA does not use its packed kernels
 
 
 class Window(NamedTuple):
@@ -245,7 +245,7 @@ class _Product(NamedTuple):
 
 
 def _packed(data: Array, weight: Array, window: Window) -> Array:
-    """Convolve 2-D data in the arrangement for which XLA's packed kernels are fastest; other data as it is."""
+    """Convolve 2-D data in the layout for which XLA's packed kernels are fastest, and other data unchanged."""
     kernel, (channels, filters) = weight.shape[:-2], weight.shape[-2:]
     if len(kernel) != 2:
         return conv(data, weight, window)
@@ -260,7 +260,7 @@ def _packed(data: Array, weight: Array, window: Window) -> Array:
         return _packed(data, jnp.concatenate(shifted, -1), wide).reshape(-1, *outputs, filters)
     if max(channels, filters) <= NARROW:
         return conv(data, weight, window)
-    # They take twice as long for data without any padding: compute one position more, of padding, and cut it off.
+    # XLA's packed kernels take twice as long without padding: pad by one, compute one position more, and cut it off.
     bare = _bare(window.pads, kernel) if channels > 4 else (0, 0)
     window = window._replace(
         pads=tuple((low, high + s * b) for (low, high), s, b in zip(window.pads, window.stride, bare, strict=True))

@@ -183,7 +183,7 @@ def averaged(state: TrainState) -> TrainState:
 
 
 def _initialized(optimizer: Optimizer, params: Params) -> Any:
-    """The initial state of the optimizer: compiled as one program, or without one if it is constants of at most MAX_ON_HOST."""
+    """The initial state of the optimizer: one compiled program, or arrays made on the host (see MAX_ON_HOST)."""
     small, init, spec = sum(x.nbytes for x in params.values()) <= MAX_ON_HOST, optimizer.init, optimizer.state_spec
     if small and spec is None and (state := _constants(init, params)) is not None:
         return state

@@ -254,7 +254,7 @@ def _is_described(value: Any) -> bool:
 def _train(
     comparison: _Comparison, folder: Path, position: Mapping[str, int], train_data: Any, model: Any, options: Mapping[str, Any]
 ) -> None:
-    """Train from the checkpoint in a folder, which is at a position, to that of the comparison."""
+    """Resume from the checkpoint in a folder, written at one position, and train to the position of the comparison."""
     meta, stop = comparison.meta, comparison.meta["position"]
     model, arguments = model_of(meta, model), fit_arguments(meta, options)
     if "num_steps" in arguments:

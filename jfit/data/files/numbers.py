@@ -60,7 +60,7 @@ def _loaded(lines: list[tuple[int, bytes]], columns: int, kind: Any) -> np.ndarr
 
 
 def _cast(values: np.ndarray, dtype: np.dtype[Any], cells: Callable[[], Iterable[Cell]]) -> np.ndarray:
-    """Cast to a dtype; raise WrongText for the first number that it cannot hold.  `cells` has the texts of the numbers."""
+    """Cast to a dtype; raise WrongText for the first number outside its range.  `cells`: their texts in the file."""
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             narrow = values.astype(dtype, copy=False)

@@ -166,7 +166,7 @@ class Pool:
         self._finalizer()
 
     def _answer(self, worker: Worker, rows: RowOffsets) -> dict[str, Any]:
-        """Wait for the next answer of a worker that decodes `rows`."""
+        """Wait for the next answer of a worker that decodes the images with these row numbers, and return it."""
         self._wait(worker, rows)
         try:
             return json.loads(worker.pipe.recv_bytes())

@@ -99,7 +99,7 @@ class Vocabulary:
 
     def _token(self, index: Any) -> Any:
         if index >= len(self):
-            raise ValueError(f"{index} is no index of a token; expected an int below {len(self)}")
+            raise ValueError(f"{index} is not the index of a token; expected an int from 0 to {len(self) - 1}")
         return self.idx_to_token[index]
 
 

@@ -133,7 +133,7 @@ class ImageIter(DataIter):
         return -(-rows // self.batch_size) if self.last_batch_handle == "pad" else rows // self.batch_size
 
     def state_dict(self) -> dict[str, Any]:
-        """Return position, order, the rows that rolled over, and the states of the global random generators."""
+        """Return the position, the shuffled order, the rows for the next epoch, and the states of the global generators."""
         state = {"cur": self.cur, "ended": self._ended, "order": list(self.seq), "carry": self._carry}
         return state | {"random": random.getstate(), "numpy": np.random.get_state()}
 

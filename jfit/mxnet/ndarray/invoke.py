@@ -107,7 +107,7 @@ def run(call: Call, arrays: Sequence[Any], kind: Any = MutableArray) -> list[Any
         if tracked:
             return tape.record(call, [_mutable(a) for a in arrays] if others else arrays, kind)
     values, in_numpy = [jax.random.key_data(keys.next_key())] if call.is_random else [], False
-    for array in arrays:  # loops are faster here than comprehensions, which are calls
+    for array in arrays:  # a loop: Python 3.11 calls a function for each comprehension, which is slower
         value = array.value if isinstance(array, MutableArray) else as_array(array)
         if isinstance(value, np.ndarray):
             value, in_numpy = on_device(value), host.computes

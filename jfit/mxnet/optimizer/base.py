@@ -34,7 +34,7 @@ from jfit.ops import nearest
 from jfit.optim.core import MASTER, copied, is_small, wide
 
 Index = int | str
-# what a subclass may override: counts and rates, states and updates
+# what a subclass may override: update counts, learning rates, optimizer states, updates
 _RATES = attrgetter("learning_rate", "rate", "count", "_update_count", "_get_lr", "_get_lrs", "_get_wd", "_get_wds")
 _UPDATES = attrgetter("update", "update_lists", "update_multi_precision", "create_state", "create_state_multi_precision")
 Hyper = tuple[tuple[str, Any], ...]

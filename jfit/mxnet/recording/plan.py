@@ -198,8 +198,8 @@ class Plan:
         """Compute gradients and the update of some variables in one program.
 
         Args:
-            update: function (weights, gradients, *rest) -> pytree; the same object each time.
-            which: numbers of the variables.
+            update: function (weights, gradients, *rest) -> pytree; the same object in each call, or it compiles again.
+            which: indices of the variables.
             key, leaves: as for `gradients`.
             rest: further arguments of `update`.
 

@@ -139,7 +139,7 @@ class Tape:
         return self.values[slot]
 
     def settle(self) -> None:
-        """Run the backward pass that waits."""
+        """Run the deferred backward pass, if there is one."""
         if self.waiting is not None:
             self.waiting.run()
 
