@@ -22,6 +22,8 @@ from benchmarks.measure import machine
 from benchmarks.peers import page, runs
 from benchmarks.workloads import WORKLOADS
 
+LEGS = "names, separated by commas; default: %(default)s; onednn is an experiment: see benchmarks/peers/onednn_fit.py"
+
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -29,7 +31,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--workload", choices=runs.all_workloads(), action="append", help="default: all")
     parser.add_argument("--cores", type=int, choices=sorted(runs.CLOCKS), help="1: CPU-seconds, 2: wall time; default: both")
-    parser.add_argument("--legs", default=",".join(runs.ENTRIES), help="names, separated by commas; default: %(default)s")
+    parser.add_argument("--legs", default=",".join(name for name in runs.ENTRIES if name != "onednn"), help=LEGS)
     parser.add_argument("--malloc", choices=["both", "keep", "default"], default="both", help="allocator settings to measure")
     parser.add_argument("--python", default=sys.executable, help="interpreter of torch, Keras and Flax; default: this one")
     parser.add_argument("--mxnet", help="interpreter that has Apache MXNet 1.9.1; default: MXNet is left out")

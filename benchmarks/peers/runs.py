@@ -41,6 +41,7 @@ class Entry:
 ENTRIES = {
     "jfit": Entry("jfit.fit", "jfit_fit"),
     "jfit.mx": Entry("jfit.mx Module.fit", "module_fit", {"package": "jfit.mx"}, ("w4", "w5")),
+    "onednn": Entry("jfit.fit, oneDNN", "onednn_fit", workloads=("w2", "w3")),
     "hand": Entry("hand-written JAX", "hand"),
     "torch": Entry("torch eager", "torch_eager", python="peers"),
     "keras": Entry("Keras 3 on JAX", "keras_fit", python="peers"),

@@ -14,7 +14,6 @@ Format of the checkpoint of step 123:
                    its batch size, history, callback states and graph
         arrays     name -> shape and dtype of the arrays in "arrays/", if there are any
         files      file name -> its size ("bytes") and its CRC-32 ("crc32"), and the "keys" of an extra pytree
-        checksums  CRC-32 of each field, with which an error message names the damaged one
         sha256     SHA-256 of all bytes of meta.json before this value
 
 Thus every changed bit of a checkpoint is noticed.  A folder is written under a temporary name and then renamed, so a crash

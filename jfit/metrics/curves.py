@@ -65,7 +65,7 @@ def roc_auc(
         make = lambda logits: roc_auc(num_classes, bins, average, logits, bound, name, weighted)  # noqa: E731
         return for_scores(make, name, targets, logits)
 
-    if bins < 2:
+    if bins is None or bins < 2:
         raise ValueError(f"metric roc_auc: bins is {bins!r}; it must be a whole number from 2.")
     if num_classes is None:
         make = lambda classes: roc_auc(classes, bins, average, logits, bound, name, weighted)  # noqa: E731

@@ -402,10 +402,8 @@ class FeedForward:
             ctx, **kwargs: as in `FeedForward`.
         """
         symbol, params, aux = files.load_checkpoint(prefix, epoch)
-        arrays = ({name: cls.arrays.wrap(value) for name, value in tree.items()} for tree in (params, aux))
-        arg_params, aux_params = arrays
-        options = {"arg_params": arg_params, "aux_params": aux_params, "begin_epoch": epoch}
-        return cls(cls.arrays.symbol(symbol), ctx, **options, **kwargs)
+        params, aux = ({name: cls.arrays.wrap(value) for name, value in tree.items()} for tree in (params, aux))
+        return cls(cls.arrays.symbol(symbol), ctx, arg_params=params, aux_params=aux, begin_epoch=epoch, **kwargs)
 
     @classmethod
     def create(

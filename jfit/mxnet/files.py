@@ -16,6 +16,7 @@ from jfit.formats.atomic import FormatError, sweep
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.sparse import SparseArray, bounded_dense
 from jfit.graph import load
+from jfit.mxnet.errors import translated
 from jfit.mxnet.mutable import as_array
 
 Arrays = dict[str, np.ndarray]
@@ -76,6 +77,7 @@ def save_params(path: str, arg_params: Mapping[str, Any], aux_params: Mapping[st
     save_arrays(path, {**named, **(counters.read(device) if device else {})})  # sync: one transfer for all arrays
 
 
+@translated()
 def load_checkpoint(prefix: str, epoch: int) -> tuple[Any, Arrays, Arrays]:
     """Read a checkpoint written by jfit or MXNet.
 
@@ -87,8 +89,7 @@ def load_checkpoint(prefix: str, epoch: int) -> tuple[Any, Arrays, Arrays]:
         (symbol, parameters by name, auxiliary states by name), arrays as numpy arrays.
 
     Raises:
-        FormatError: the parameter file is damaged or of another format; the message names file and field.
-        GraphError: the graph file is damaged or of another format.
+        MXNetError: a file is missing (also a FileNotFoundError), or damaged or of another format (also a FormatError).
 
     Example:
         >>> import jfit
@@ -119,6 +120,7 @@ def load_params(prefix: str, epoch: int) -> tuple[Arrays, Arrays]:
     return read_params(f"{prefix}-{epoch:04d}.params")
 
 
+@translated()
 def read_params(path: str) -> tuple[Arrays, Arrays]:
     """Read a parameter file; sparse arrays are converted to dense ones.
 
@@ -129,7 +131,8 @@ def read_params(path: str) -> tuple[Arrays, Arrays]:
         (parameters by name, auxiliary states by name), numpy arrays.
 
     Raises:
-        FormatError: the names do not begin with `arg:` or `aux:`, or the file is damaged.
+        MXNetError: the file is missing (also a FileNotFoundError), the names do not begin with `arg:` or `aux:`, or the file is
+            damaged (also a FormatError).
 
     Example:
         >>> save_params("s.params", {}, {"var": np.ones(1, "float32")})

@@ -91,8 +91,8 @@ def absent(where: str, name: str, known: Sequence[str]) -> NoReturn:
         >>> absent("mx", "vis", ["sym", "nd"])
         Traceback (most recent call last):
         ...
-        AttributeError: mx.vis: jfit does not provide 'vis' here (yet); available are 'nd', 'sym'
+        AttributeError: mx.vis: jfit does not provide 'vis' here; available are 'nd', 'sym'
     """
     near = nearest(name, known)
     names = f"the nearest names are {near}" if near else f"available are {', '.join(map(repr, sorted(known)))}"
-    raise AttributeError(f"{where}.{name}: jfit does not provide {name!r} here (yet); {names}")
+    raise AttributeError(f"{where}.{name}: jfit does not provide {name!r} here; {names}")

@@ -14,7 +14,6 @@ from jfit.mxnet import feedforward, files, initializer
 from jfit.mxnet.array_types import ArrayTypes
 from jfit.mxnet.callback import BatchEndParam as BatchEndParam
 from jfit.mxnet.context import current_context
-from jfit.mxnet.errors import translated
 from jfit.mxnet.files import save_checkpoint as save_checkpoint
 from jfit.mxnet.gluon import parameter as parameter
 from jfit.mxnet.gluon import parameter_dict
@@ -305,6 +304,5 @@ def load_params(prefix: str, epoch: int) -> tuple[dict[str, NDArray], dict[str, 
         >>> load_params("nets", 2)[0]["w"].shape
         (2,)
     """
-    with translated():
-        args, aux = files.load_params(prefix, epoch)
+    args, aux = files.load_params(prefix, epoch)
     return as_ndarrays(args), as_ndarrays(aux)

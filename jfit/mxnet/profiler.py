@@ -144,7 +144,7 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
 
     Args:
         reset: forget them afterwards.
-        format: accepted and ignored; the result is a table.
+        format: "table".
         sort_by: "total", "avg", "min", "max" or "count".
         ascending: smallest first.
 
@@ -152,6 +152,7 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
         Text: a table.
 
     Raises:
+        AssertionError: another format.
         KeyError: `sort_by` is another one.
 
     Example:
@@ -160,6 +161,7 @@ def dumps(reset: bool = False, format: str = "table", sort_by: str = "total", as
         >>> "a step" in dumps(reset=True)
         True
     """
+    assert format == "table", f"format is {format!r}, expected 'table'; dump() writes the events as JSON"
     columns = ("count", "total", "min", "max", "avg")
     times = defaultdict(list)
     for event in _traced + _own:

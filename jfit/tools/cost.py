@@ -44,7 +44,7 @@ _MAX_BYTES = 1 << 62  # that one program writes: XLA counts bytes in signed 64-b
 # further arguments that mean the same in `fit`
 _SHARED = ("optimizer_params", "devices", "schedule", "schedule_params", "frozen", "micro_batches", "clip_norm", "clip_value")
 _SHARED += ("policy", "params", "aux", "loss", "loss_weights", "loss_per_batch", "gather_outputs", "row_axes", "reduce", "nan")
-_SHARED += ("sync_batch_stats", "ema", "regularizers")
+_SHARED += ("sync_batch_stats", "ema", "regularizers", "remat")
 Specs = dict[str, jax.ShapeDtypeStruct]
 
 
@@ -169,8 +169,8 @@ def cost(
             `seconds`.
         **settings: further arguments as for `fit`: optimizer_params, schedule, schedule_params, ema, frozen, micro_batches,
             clip_norm, clip_value, loss, loss_weights, loss_per_batch, gather_outputs, row_axes, regularizers, sync_batch_stats,
-            policy, nan; devices, but not "auto"; reduce, but no rules that split the state; params and aux, which may also be
-            pytrees of jax.ShapeDtypeStruct.
+            policy, nan, remat; devices, but not "auto"; reduce, but no rules that split the state; params and aux, which may
+            also be pytrees of jax.ShapeDtypeStruct.
 
     Returns:
         `Cost`.

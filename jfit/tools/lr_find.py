@@ -38,7 +38,7 @@ Dispatches = Generator[Dispatch, None, None]
 # further arguments that mean the same in `fit`
 _SHARED = ("initializer", "devices", "shuffle", "seed", "frozen", "micro_batches", "clip_norm", "clip_value", "policy")
 _SHARED += ("params", "aux", "loss", "loss_weights", "loss_per_batch", "gather_outputs", "row_axes", "data_on_device")
-_SHARED += ("sync_batch_stats", "label", "sample_weight", "class_weight", "regularizers")
+_SHARED += ("sync_batch_stats", "label", "sample_weight", "class_weight", "regularizers", "remat")
 
 
 class RateRange:
@@ -211,8 +211,8 @@ def lr_find(
             first loss.
         **settings: further arguments as for `fit`: initializer, devices, shuffle, seed, frozen, micro_batches, clip_norm,
             clip_value, policy, params, aux, loss, loss_weights, loss_per_batch, gather_outputs, row_axes, data_on_device,
-            sync_batch_stats, label, sample_weight, class_weight, regularizers.  Gradients of several devices are summed
-            (reduce="psum").
+            sync_batch_stats, label, sample_weight, class_weight, regularizers, remat.  Gradients of several devices are
+            summed (reduce="psum").
 
     Returns:
         A `RateRange` with `rates`, `losses`, `smoothed`, `suggestion`, `minimum` and `plot()`; notebooks show its curve.  After

@@ -273,6 +273,9 @@ def test_libsvm_lines_have_any_white_space_and_errors_their_number():
     rows, labels = parse_libsvm(text, 5, F32)
     assert labels.tolist() == [1, -1, 2, 7, 8]
     assert rows.todense().tolist() == [[5, 0, 1.5, 0, 0], [0] * 5, [0, 3, 0, 4, 0], [0] * 5, [0, 0, 0, 0, 9]]
+    for blank in (b"", b"\n \n", b"# a header\n\n# of comments\n"):  # a file may begin with such a block
+        rows, labels = parse_libsvm(blank, 5, F32)
+        assert rows.shape == (0, 5) and not len(labels)
     with pytest.raises(WrongText, match="found the index 6") as info:
         parse_libsvm(text + b"\n1 1:2 6:0", 5, F32)
     assert info.value.line == 8

@@ -275,6 +275,7 @@ test_errors_describe_the_problem = refused(
     (lambda: metrics.recall("samples"), "metric recall: average is 'samples'"),
     (lambda: metrics.confusion_matrix(2, "rows"), "normalize is 'rows'"),
     (lambda: metrics.roc_auc(bins=1), "bins is 1; it must be a whole number"),
+    (lambda: metrics.roc_auc(bins=None), "bins is None; it must be a whole number"),
     (lambda: metrics.roc_auc(average="micro"), "metric roc_auc: average is 'micro'"),
     (lambda: one(metrics.roc_auc(3), np.zeros(4), np.ones((4, 2), "float32")), r"expected \(rows, 3\)"),
     (lambda: one(metrics.pcc(2), np.zeros(4), np.ones((4, 3), "float32")), "has 3 classes, but num_classes is 2"),

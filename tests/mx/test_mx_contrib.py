@@ -131,3 +131,18 @@ def test_export_model_writes_a_graph_and_its_parameters(tmp_path):
     for given in ((net, params), (str(tmp_path / "net.json"), str(tmp_path / "net.params"))):
         path = mx.onnx.export_model(*given, [(1, 3)], np.float32, str(tmp_path / "net.onnx"))
         assert [node.op_type for node in onnx.load(path).graph.node] == ["Gemm"]
+
+
+def test_an_estimator_that_evaluates_batches_otherwise_trains_as_before():
+    class Other(mx.gluon.contrib.estimator.Estimator):
+        def evaluate_batch(self, val_batch, batch_axis=0):
+            raise ZeroDivisionError
+
+    net = mx.gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    estimator = Other(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), context=mx.cpu())
+    data = mx.gluon.data.ArrayDataset(np.ones((4, 3), "float32"), np.zeros(4, "float32"))
+    loader = mx.gluon.data.DataLoader(data, batch_size=2)
+    estimator.fit(loader, epochs=1)
+    with pytest.raises(ZeroDivisionError):
+        estimator.evaluate(loader)

@@ -155,3 +155,18 @@ def test_a_backward_after_the_update_computes_the_gradient_at_the_new_parameters
     late.update()
     found = step(fresh)
     close(late.get_params()[0]["fc1_weight"].asnumpy(), found["fc1_weight"].ravel())
+
+
+def test_npx_reshape_refuses_the_code_for_axes_of_size_1_which_has_another_meaning_in_the_operator_reshape():
+    with pytest.raises(mx.MXNetError, match="squeeze"):
+        mx.npx.reshape(mx.np.ones((1, 4, 1)), (-3, -2, -1))
+
+
+def test_a_missing_file_is_an_mxnet_error():
+    load_params = module().load_params
+    for load in (mx.mod.Module.load, mx.model.FeedForward.load, mx.model.load_checkpoint, mx.model.load_params):
+        with pytest.raises(mx.MXNetError, match="none"):
+            load("none", 1)
+    for load in (load_params, mx.gluon.ParameterDict().load):
+        with pytest.raises(mx.MXNetError, match="none"):
+            load("none.params")

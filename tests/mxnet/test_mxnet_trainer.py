@@ -171,6 +171,7 @@ def test_compression_requires_a_device_store_and_sends_thresholds():
         Trainer([one(ctx=TWO)], "sgd", kvstore="local", compression_params=two_bit).step(1)
 
 
+@pytest.mark.optimized  # bits of the two devices, one of whose programs is read from the compile cache
 @pytest.mark.parametrize("ctx", [None, TWO], ids=["one", "two"])
 @pytest.mark.parametrize("update_on_kvstore", [None, False])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -207,6 +207,25 @@ def test_added_gradients_and_retained_graphs_run_at_once():
         loss.backward()
 
 
+def test_a_gradient_that_is_itself_recorded_is_written():
+    weight, other = nd.array([1.0, 2.0]), nd.array([3.0, 4.0])
+    weight.attach_grad(), other.attach_grad()
+    with autograd.record():
+        weight.grad[:] = other * 2
+    with autograd.record():
+        loss = (weight * weight).sum()
+    loss.backward()
+    np.testing.assert_array_equal(weight.grad.asnumpy(), [2.0, 4.0])
+
+
+def test_a_parameter_whose_grad_req_changes_has_a_stale_gradient():
+    weight, trainer = one_weight()
+    backward(weight)
+    weight.grad_req = "add"
+    with pytest.raises(UserWarning, match="stale"):
+        trainer.step(1)
+
+
 def test_an_exception_between_backward_pass_and_step_leaves_the_next_step_right():
     weight, trainer = one_weight()
     with pytest.raises(ZeroDivisionError):

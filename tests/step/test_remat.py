@@ -58,6 +58,8 @@ def test_remat_lowers_the_bytes_of_a_step():
     _, full = one_step(deep(), "full")
     assert full < 0.6 * whole
     assert some < 0.8 * whole
+    costs = [jfit.cost(deep(), {"data": (ROWS, 64)}, remat=remat, measure=False).memory for remat in ("none", "full")]
+    assert costs[1].activations < 0.6 * costs[0].activations
 
 
 def test_full_remat_keeps_the_arrays_of_about_sqrt_n_places():

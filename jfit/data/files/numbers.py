@@ -127,7 +127,8 @@ def parse_libsvm(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[Spars
         if not _SPARSE_LINE.fullmatch(lines[number]):
             raise _wrong_word(number, lines[number])
     counts = np.array([lines[number].count(b":") for number in numbers], np.int64)
-    found = np.fromstring(b"\n".join(lines).replace(b":", b" "), sep=" ")  # parses numbers between any white space
+    text = b"\n".join([lines[number] for number in numbers])  # of blank lines alone, NumPy would make a number
+    found = np.fromstring(text.replace(b":", b" "), sep=" ")  # parses numbers between any white space
     starts = np.concatenate([[0], np.cumsum(counts)])
     labels = 2 * starts[:-1] + np.arange(len(counts))  # where in `found` each line begins
     pairs = np.delete(found, labels).reshape(-1, 2)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jfit.data import DataBatch, DataDesc
+from jfit.data import DataDesc
 from jfit.data.ndarray_iter import DataIter
 from jfit.mxnet import autograd
 from jfit.mxnet.autograd import mark_variables as mark_variables
@@ -167,17 +167,27 @@ class DataLoaderIter(DataIter):
         """Start the next epoch."""
         self._batches = iter(self._loader)
 
-    def next(self) -> DataBatch:
-        """Return the next batch, whose `pad` is the number of rows of zeros.
+    def iter_next(self) -> bool:
+        """Advance to the next batch; return False at the end of the epoch."""
+        arrays = [array.astype(self.dtype) for array in next(self._batches, ())]
+        if arrays:
+            self._pad = pad = self.batch_size - arrays[0].shape[0]
+            if pad:
+                arrays = [function("Concat")(a, full((pad, *a.shape[1:]), 0, dtype=self.dtype), dim=0) for a in arrays]
+            self._arrays = arrays
+        return bool(arrays)
 
-        Raises:
-            StopIteration: the epoch has ended.
-        """
-        arrays = [array.astype(self.dtype) for array in next(self._batches)]
-        pad = self.batch_size - arrays[0].shape[0]
-        if pad:
-            arrays = [function("Concat")(a, full((pad, *a.shape[1:]), 0, dtype=self.dtype), dim=0) for a in arrays]
-        return DataBatch(arrays[:1], arrays[1:], pad)
+    def getdata(self) -> list[NDArray]:
+        """Data of the current batch."""
+        return self._arrays[:1]
+
+    def getlabel(self) -> list[NDArray]:
+        """Labels of the current batch."""
+        return self._arrays[1:]
+
+    def getpad(self) -> int:
+        """Number of rows of zeros."""
+        return self._pad
 
 
 # ------------------------------------------------------------------------------------------------ contrib.tensorboard

@@ -376,7 +376,7 @@ class Parameter:
     def _connect(self) -> None:
         """Make the data variables whose gradients `mx.autograd` writes to this parameter's."""
         for cell, grad in zip(self._data or (), self._grad or [None] * len(self._data or ()), strict=True):
-            cell.grad, cell._grad_req = grad, None if grad is None else self._grad_req
+            cell.grad, cell._grad_req, cell._fresh_grad = grad, None if grad is None else self._grad_req, False
 
     def _reduce(self) -> Any:
         """Return the mean of the values over the contexts, on the first context."""

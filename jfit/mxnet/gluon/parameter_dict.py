@@ -12,6 +12,7 @@ import numpy as np
 from jfit import counters
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.sparse import bounded_dense
+from jfit.mxnet.errors import translated
 from jfit.mxnet.gluon.parameter import Parameter, device_of, merged_shape
 from jfit.mxnet.mutable import MutableArray, as_array
 
@@ -199,6 +200,7 @@ class ParameterDict(Mapping[str, Any]):
                 raise ValueError(f"parameter {name!r} does not start with {strip_prefix!r}, the strip_prefix to remove.")
         save_values(filename, {p.name.removeprefix(strip_prefix): p for p in self.values()})
 
+    @translated()
     def load(
         self,
         filename: str | os.PathLike[str],
@@ -222,6 +224,7 @@ class ParameterDict(Mapping[str, Any]):
 
         Raises:
             AssertionError: names, shapes, dtypes or contexts do not match.
+            MXNetError: the file is missing (also a FileNotFoundError) or damaged (also a FormatError).
         """
         arrays = load_arrays(filename)
         assert isinstance(arrays, dict), f"{os.fspath(filename)} has {len(arrays)} arrays without names; names are required."

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jfit.mxnet import context, util
+from jfit.mxnet.errors import ReshapeError
 from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray import create
 from jfit.mxnet.ndarray.create import waitall as waitall
@@ -78,7 +79,7 @@ def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C") -> A
         ndarray.
 
     Raises:
-        ReshapeError: the sizes do not fit.
+        ReshapeError: the sizes do not fit, or the code -3, which skips an axis of size 1 in MXNet: squeeze the array first.
 
     Example:
         >>> from jfit.mx import np
@@ -86,6 +87,8 @@ def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C") -> A
         (6, 2, 4)
     """
     codes = (newshape,) if isinstance(newshape, int) else newshape
+    if -3 in codes:
+        raise ReshapeError(f"npx.reshape has no code -3, found {newshape}; remove axes of size 1 with squeeze first")
     shape = tuple(_CODES.get(code, code) for code in codes)
     return function("Reshape", ndarray)(a, shape=shape, reverse=reverse)
 

@@ -120,8 +120,10 @@ def _wait(head: Any) -> bool:
     if len({*map(id, boxes)}) < len(boxes):
         return False
     for box, spec in zip(boxes, plan.specs, strict=True):
-        if box is None or type(box).value is not MutableArray.value or (box.shape, box.dtype) != (spec.shape, spec.dtype):
-            return False  # added to the gradient, or a view
+        if box is None or box._entry is not None or type(box).value is not MutableArray.value:
+            return False  # added to the gradient, or itself recorded, or a view
+        if (box.shape, box.dtype) != (spec.shape, spec.dtype):
+            return False
     tape.waiting = pass_ = WaitingPass(tape, plan)
     for i, box in enumerate(boxes):
         if box._later is None:

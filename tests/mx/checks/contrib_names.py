@@ -291,6 +291,8 @@ def check_io_and_tensorboard(mx):
     it.reset()
     again = list(it)
     half = mx.contrib.io.DataLoaderIter(Loader(), dtype="float16").next()
+    it.reset()
+    by_parts = [[it.iter_next(), it.getdata()[0].asnumpy()[:1], it.getlabel()[0].asnumpy()[:1], it.getpad()] for _ in range(3)]
     callback = mx.contrib.tensorboard.LogMetricsCallback("logs", prefix="train")
     written = []
 
@@ -305,6 +307,7 @@ def check_io_and_tensorboard(mx):
     callback(mx.model.BatchEndParam(epoch=3, nbatch=1, eval_metric=None, locals=None))
     return {
         "data": [b.data[0] for b in batches[:2]],
+        "by parts": [*by_parts, it.iter_next()],
         "data 0": batches[0].data[0],
         "label 1": batches[1].label[0],
         "rows of the last": batches[2].data[0].asnumpy()[:1],

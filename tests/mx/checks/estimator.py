@@ -107,7 +107,10 @@ def check_evaluate(mx):
     estimator, lines = made(mx)
     estimator.evaluate(problem(mx))
     out = {"values": values(estimator.val_metrics), "lines": unnumbered(lines)}
-    estimator.evaluate(problem(mx, 5))
+    batches = mx.gluon.contrib.estimator.LoggingHandler(2, estimator.val_metrics)
+    del lines[:]
+    estimator.evaluate(problem(mx, 5), event_handlers=batches)
+    out["lines of batches"] = unnumbered(lines)
     out["again"] = values(estimator.val_metrics)
     out["training metrics"] = [bool(np.isnan(m.get()[1])) for m in estimator.train_metrics]
     accuracy, top = mx.metric.Accuracy(), mx.metric.TopKAccuracy(2, name="top")
@@ -258,6 +261,7 @@ def check_early_stopping(mx):
         "min_delta": stopped(rises, mode="max", min_delta=0.2, patience=2),
         "min_delta, min": stopped(falls, mode="min", min_delta=0.2, patience=2),
         "baseline": stopped(rises, mode="max", baseline=0.55, patience=2),
+        "no value at first": stopped([float("nan"), *rises], mode="max", patience=2),
         "not a metric": raised(lambda: handlers.EarlyStoppingHandler("accuracy")),
     }
 

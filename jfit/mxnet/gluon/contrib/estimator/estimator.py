@@ -89,6 +89,11 @@ class Estimator:
         loss = create("loss", name=self.loss.name.rstrip("1234567890"))
         return [create("acc"), loss] if isinstance(self.loss, SoftmaxCrossEntropyLoss) else [loss]
 
+    def _forward(self, batch: Any, batch_axis: int) -> tuple[Any, Any, Any, Any]:
+        data, label = (split_and_load(part, self.context, batch_axis) for part in batch[:2])
+        pred = [self.net(x) for x in data]
+        return data, label, pred, [self.loss(p, y) for p, y in zip(pred, label, strict=True)]
+
     def evaluate_batch(self, val_batch: Any, batch_axis: int = 0) -> tuple[Any, Any, Any, Any]:
         """Compute the outputs and losses of a batch.
 
@@ -99,9 +104,7 @@ class Estimator:
         Returns:
             (data, labels, outputs, losses), lists with one NDArray per context.
         """
-        data, label = (split_and_load(part, self.context, batch_axis) for part in val_batch[:2])
-        pred = [self.net(x) for x in data]
-        return data, label, pred, [self.loss(p, y) for p, y in zip(pred, label, strict=True)]
+        return self._forward(val_batch, batch_axis)
 
     def fit_batch(self, train_batch: Any, batch_axis: int = 0) -> tuple[Any, Any, Any, Any]:
         """Compute the outputs, losses and gradients of a batch; `GradientUpdateHandler` updates the parameters.
@@ -109,7 +112,7 @@ class Estimator:
         Args and result as for `evaluate_batch`.
         """
         with autograd.record():
-            results = self.evaluate_batch(train_batch, batch_axis)
+            results = self._forward(train_batch, batch_axis)
         for loss in results[-1]:
             loss.backward()
         return results

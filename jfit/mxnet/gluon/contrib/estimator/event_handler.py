@@ -199,7 +199,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchEnd):
         ValueError: `log_interval` is neither "epoch" nor an int.
     """
 
-    batch_index = current_epoch = 0
+    batch_index = current_epoch = processed_samples = 0
 
     def __init__(self, log_interval: Any = "epoch", metrics: Any = None, priority: float = np.inf) -> None:
         if log_interval != "epoch" and not isinstance(log_interval, int):
@@ -212,8 +212,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchEnd):
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         self.batch_index = self.current_epoch = self.processed_samples = 0
-        self.train_start = self.interval_start = time.time()
-        trainer = estimator.trainer
+        self.train_start, trainer = time.time(), estimator.trainer
         start = f"Training begin: using optimizer {type(trainer.optimizer).__name__}"
         estimator.logger.info(f"{start} with current learning rate {trainer.learning_rate:.4f} ")
         length = f"{estimator.max_epoch} epochs" if estimator.max_epoch else f"{estimator.max_batch} batches"
@@ -233,7 +232,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchEnd):
         self.batch_index += 1
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        self.epoch_start = time.time()
+        self.epoch_start = self.interval_start = time.time()
         if any("training" in metric.name for metric in self.metrics):
             rate = estimator.trainer.learning_rate
             estimator.logger.info("[Epoch %d] Begin, current learning rate: %.4f", self.current_epoch, rate)
@@ -361,7 +360,8 @@ class EarlyStoppingHandler(_Monitoring, TrainEnd):
         self.wait = self.stopped_epoch = 0
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
-        self.wait = 0 if self._improves() else self.wait + 1
+        has_value = not np.isnan(self.monitor.get()[1])
+        self.wait = 0 if self._improves() else self.wait + has_value
         stops = 0 < self.wait >= self.patience
         if stops:
             self.stopped_epoch = self.current_epoch
