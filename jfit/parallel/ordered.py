@@ -7,6 +7,7 @@ exchange sums (`jfit.parallel.ordered_job`); each updates the parameters itself.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.data.batch import Batch
+from jfit.lowering.remat import KEEP_BARRIERS
 from jfit.ops.axis import VirtualSlice
 from jfit.parallel.contexts import cores
 from jfit.parallel.devices import own_part, sharding, spans_processes
@@ -163,7 +165,8 @@ class OrderedSteps:
             return compile_spmd(keyed, self._devices[:1], (None, None), None, donate=donate, name="train_update")
 
         made = Made(one if size == 1 else several, "slice", step, of_slice, count, size)
-        self._slices = Program(made, jax.jit, name="train_slice")
+        options = KEEP_BARRIERS if step.recomputes and computing[0].platform == "cpu" else None
+        self._slices = Program(made, functools.partial(jax.jit, compiler_options=options), name="train_slice")
         self._sum: Any = Program(tree_sum, jax.jit, name="train_sum") if len(of_parts) > 1 else lambda sums: sums[0]
         self._joined: Any = _stacked if size == 1 else _concatenated
         if own is not None:

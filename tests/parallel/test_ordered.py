@@ -103,6 +103,26 @@ def test_devices_that_share_few_cores_have_the_same_bits(monkeypatch):
     assert counts["traces:train_slice"] <= 1
 
 
+@pytest.mark.optimized
+def test_remat_lowers_the_bytes_of_the_slices_and_keeps_the_bits():
+    rng, sizes = np.random.default_rng(0), []
+    batch = {"data": rng.normal(size=(1024, 64)).astype("float32"), "softmax_label": np.zeros(1024, "float32")}
+    net = sym.Variable("data")
+    for i in range(12):
+        net = sym.tanh(sym.BatchNorm(sym.FullyConnected(net, num_hidden=64, name=f"fc{i}"), name=f"bn{i}"))
+    model = jfit.lower(sym.SoftmaxOutput(net, name="softmax"))
+    for remat in ("none", "full"):
+        step = jfit.train_step(model, "sgd", remat=remat, reduce=ordered(4))
+        one, three, state = (jfit.init_state(model, "sgd", batch, seed=3) for _ in range(3))  # steps donate their states
+        results = jfit.data_parallel(step, 1)(one, batch), jfit.data_parallel(step, 3)(three, batch)
+        assert len({digest(trained) for trained, _ in results}) == 1
+        steps = jfit.parallel.ordered.OrderedSteps(step, jax.devices()[:1])
+        slices = jfit.parallel.split_batch(jfit.data.Batch(batch), 4)
+        program = steps._slices.lower(state, slices, np.array([0, 4], "int32")).compile()
+        sizes.append(program.memory_analysis().temp_size_in_bytes)
+    assert sizes[1] < 0.6 * sizes[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [mlp, attention])
 def test_uneven_devices_and_padded_batches_have_the_same_bits(make):
