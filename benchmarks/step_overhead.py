@@ -29,7 +29,7 @@ if __package__ in (None, ""):
 from benchmarks import measure, report  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Workload  # noqa: E402
 
-NAMES = ["w1", "w2"]
+NAMES = ["w1", "w2", "w3"]
 QUICK_ROWS = 640
 _IMPORT_PROGRAM = "import time; t = time.perf_counter(); import {name}; print(time.perf_counter() - t)"
 
@@ -88,7 +88,12 @@ def _set_up(names: list[str], workload: Workload, cores: int) -> tuple[dict[str,
     for name in names:
         print(f"  {workload.name}, {cores} core(s): setting up {name}", file=sys.stderr, flush=True)
         records[name] = {"title": report.ENTRIES[name].title}
-        legs[name] = Leg(name, workload)
+        try:
+            legs[name] = Leg(name, workload)
+        except ImportError as error:
+            if error.name not in report.LOADERS:
+                raise
+            records[name]["skipped"] = f"{error.name} is not installed"
     return legs, records
 
 

@@ -313,7 +313,8 @@ def wait_for(future: Future[Any], waiting: Callable[[float], None] | None = None
 def defer_interrupts() -> Iterator[None]:
     """Delay Ctrl-C until the end of the block, or until `check` is called in it; the third Ctrl-C raises immediately.
 
-    For a call that donates its argument: an interrupt before its result is assigned would lose the state.
+    For a call that donates its argument: an interrupt before its result is assigned would lose the state.  In a loop that the
+    first Ctrl-C stops between two steps, the second one is delayed, and further ones are too.
 
     Example:
         >>> import signal
@@ -329,8 +330,18 @@ def defer_interrupts() -> Iterator[None]:
     if _deferred or threading.current_thread() is not threading.main_thread():  # within such a block, it does nothing
         yield
         return
-    signals: list[int] = []
     before = signal.getsignal(signal.SIGINT)
+    flag = getattr(before, "jfit_flag", None)
+    if flag is not None and flag.may_raise:  # in a loop whose handler delays Ctrl-C itself, at less cost
+        outer, flag.critical = flag.critical, True
+        try:
+            yield
+        finally:
+            flag.critical = outer
+        if flag.urgent and not outer:
+            raise KeyboardInterrupt
+        return
+    signals: list[int] = []
 
     def on_interrupt(previous: Any) -> None:
         signals.append(signal.SIGINT)

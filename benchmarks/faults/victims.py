@@ -129,7 +129,7 @@ def _count(name: str) -> None:
 
 
 def _of_run(run: Any) -> str:
-    hidden = ("time", "compile_time", "samples_per_second")
+    hidden = ("time", "compile_time", "data_time", "samples_per_second")
     history = [{k: np.float64(v) for k, v in row.items() if k not in hidden} for row in run.history.epochs]
     return digest((run.snapshot(), history))
 

@@ -276,8 +276,11 @@ def training(
     return step, (params, rule, aux, np.int32(0), np.float32(0)), (x, y)
 
 
-def begin(workload: Workload, *, steps: int = 1, feed: str = "gather", **form: Any) -> Leg:
-    """Prepare the leg; `steps` are training steps per dispatch, `feed` and `form` the options of `training`."""
+def begin(workload: Workload, *, steps: int = 1, feed: str = "gather", read: bool = False, **form: Any) -> Leg:
+    """Prepare the leg; `steps` are training steps per dispatch, `feed` and `form` the options of `training`.
+
+    With `read`, the host reads the metric after every dispatch.
+    """
     step, state, data = training(workload, feed=feed, **form)
     x, y = jax.device_put(data)
 
@@ -295,6 +298,8 @@ def begin(workload: Workload, *, steps: int = 1, feed: str = "gather", **form: A
         state = (*state[:3], np.int32(0), np.float32(0))
         for _ in range(-(-workload.steps // steps)):
             state = program(state, epoch)
+            if read:
+                float(state[4])
         return float(state[4]) / workload.steps  # sync: the only read of the epoch
 
     return Leg(train, lambda: sum(value.size for value in jax.tree.leaves(state[0])))

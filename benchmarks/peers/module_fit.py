@@ -18,7 +18,8 @@ def begin(workload: Workload, *, package: str, look: str = "never") -> Leg:
     Args:
         workload: what to train.
         package: "jfit.mx" or "mxnet".
-        look: batch callbacks: "never", "speedometer" (every 50 batches), or "each" (one for each batch).
+        look: batch callbacks: "never", "speedometer" (every 50 batches), "each" (one for each batch), or "read"
+            (one for each batch, which reads the metric).
 
     Returns:
         The leg.
@@ -35,7 +36,7 @@ def begin(workload: Workload, *, package: str, look: str = "never") -> Leg:
     else:
         rule["momentum"] = MOMENTUM
         options = {"optimizer": "sgd", "initializer": mx.init.Xavier(), "eval_metric": mx.metric.Accuracy()}
-    callbacks = {"never": None, "speedometer": mx.callback.Speedometer(workload.batch, 50), "each": _nothing}
+    callbacks = {"never": None, "speedometer": mx.callback.Speedometer(workload.batch, 50), "each": _nothing, "read": _read}
     options |= {"optimizer_params": rule, "batch_end_callback": callbacks[look], "num_epoch": 1}
 
     def train() -> float:
@@ -48,3 +49,8 @@ def begin(workload: Workload, *, package: str, look: str = "never") -> Leg:
 
 def _nothing(param: Any) -> None:
     """A batch callback that does nothing."""
+
+
+def _read(param: Any) -> None:
+    """A batch callback that reads the metric."""
+    param.eval_metric.get()

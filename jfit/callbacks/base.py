@@ -33,7 +33,8 @@ class Event(NamedTuple):
         num_batches: number of batches of an epoch, or None if the data has no length.
         logs: name -> value; empty except for "step_log" (loss, lr and metrics of the batch of this step, numbers), "log" (loss,
             metrics, lr, samples_per_second), "evaluation" (evaluation values as "val_" + name) and "epoch_end" (those of "log",
-            those of an evaluation at this step, time, in seconds, and compile_time, in seconds, if programs were compiled).
+            those of an evaluation at this step, and in seconds time, compile_time, if programs were compiled, and data_time,
+            for which the devices waited for batches of a stream).
             Numbers; for metrics such as a confusion matrix NumPy arrays.
         run: the `jfit.Run`, for reading its state (`run.snapshot()`), stopping it (`run.stop()`) and the like.
         ends_epoch: whether it is an "evaluation" at the end of an epoch, so that "epoch_end" follows.

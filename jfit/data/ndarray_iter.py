@@ -7,6 +7,7 @@ All batches have the same size.  `last_batch_handle` decides what happens to the
 
 from __future__ import annotations
 
+import copy
 from collections import namedtuple
 from collections.abc import Mapping
 from typing import Any
@@ -104,6 +105,20 @@ class DataBatch:
     def __str__(self) -> str:
         label = None if self.label is None else [np.shape(a) for a in self.label]
         return f"{type(self).__name__}: data shapes: {[np.shape(a) for a in self.data]} label shapes: {label}"
+
+
+class _Unread(DataBatch):
+    """The batch at the position of an iterator, made when an attribute is first read."""
+
+    def __init__(self, source: DataIter) -> None:
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        source = vars(self).pop("_source", None)
+        if source is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        vars(self).update(vars(source._batch()) | vars(self))  # attributes that were set stay
+        return getattr(self, name)
 
 
 class DataIter:
@@ -271,6 +286,12 @@ class NDArrayIter(DataIter):
     def epoch_rows(self) -> np.ndarray:
         """Row indices of the current epoch in reading order, without padding rows; (rows,) int64."""
         return self._stream
+
+    def batch_at(self, number: int) -> DataBatch:
+        """Return batch `number` of the current epoch, without going to it; its arrays are gathered when they are first read."""
+        there = copy.copy(self)
+        there._position = number
+        return _Unread(there)
 
     def skip(self, batches: int) -> None:
         """Skip a number of batches without reading them."""

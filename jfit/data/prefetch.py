@@ -38,6 +38,9 @@ class Patience:
         own_seconds: function that returns for how many seconds this process has not waited for other processes; earlier time
             does not count for `timeout`.  None: all time counts.
 
+    Attributes:
+        busy: function that returns whether the devices still compute, so that a wait costs nothing yet.  None: they do not.
+
     Raises:
         DataTimeout: from a call with at least `timeout` seconds.
 
@@ -55,6 +58,7 @@ class Patience:
         self, what: Callable[[int], str], timeout: float | None = None, own_seconds: Callable[[], float] | None = None
     ) -> None:
         self.what, self.timeout, self._own_seconds = what, timeout, own_seconds
+        self.busy: Callable[[], bool] | None = None
         self._due = LOG_SECONDS
 
     def doing(self, number: int, kind: str) -> activity.Doing:
@@ -99,6 +103,7 @@ class _Channel:
         self.size, self.changed = size, threading.Condition()
         self.closed = self.finished = self.gave_up = False
         self.error: BaseException | None = None
+        self.waited = 0.0
 
     def put(self, item: Any) -> bool:
         """Add an item, waiting while the queue is full; return False once the reader has closed the queue."""
@@ -127,11 +132,21 @@ class _Channel:
         raise StopIteration if error is None else error
 
     def _wait(self, patience: Callable[[int, float], None] | None, number: int) -> None:
-        started = time.monotonic()
-        while not self.changed.wait_for(lambda: self.closed or self.items or self.finished, interrupts.WAIT_SECONDS):
+        started = now = time.monotonic()
+        busy, idle_since = getattr(patience, "busy", None), started
+        while True:
+            if busy is not None and not busy():
+                busy, idle_since = None, now
+            # While the devices compute, look more often: `waited` is right up to a tenth of each wait.
+            pause = interrupts.WAIT_SECONDS if busy is None else min(interrupts.WAIT_SECONDS, (now - started) / 10 + 1e-3)
+            if self.changed.wait_for(lambda: self.closed or self.items or self.finished, pause):
+                break
             interrupts.check()
+            now = time.monotonic()
             if patience is not None:
-                patience(number, time.monotonic() - started)
+                patience(number, now - started)
+        if busy is None:
+            self.waited += time.monotonic() - idle_since
 
     def finish(self, error: BaseException | None) -> None:
         with self.changed:
@@ -225,6 +240,11 @@ class Prefetch(Iterator[Any]):
                 self._channel.gave_up = isinstance(error, DataTimeout)
                 self.close()
             raise
+
+    @property
+    def waited(self) -> float:
+        """Seconds for which the caller has waited for items so far."""
+        return self._channel.waited
 
     def close(self) -> None:
         """Stop the thread and drop its items; iteration ends.  Calling it again has no effect."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from jfit.data import ArrayData, Batch, StreamData, prefetch
 from jfit.data.batch import pad_rows, rows, wrapped_rows
-from jfit.data.prefetch import Patience
+from jfit.data.prefetch import Patience, Prefetch
 from jfit.data.valid import check_values, valid_indices
 from jfit.distributed import rank
 from jfit.feed.batch_sizes import (
@@ -88,6 +87,7 @@ class HostBatches:
         self._largest = batch_size if isinstance(data, ArrayData) else 0  # number of rows to which batches are padded
         self._labels = BatchLabels(model) if self._checks_labels() else None
         self._thread: threading.Thread | None = None  # that of the last `read`
+        self.busy: Callable[[], bool] | None = None  # whether the devices still compute, see `Patience`
         self._position = (0, 0)  # epoch and number of the batch that is prepared next
         self._rows_separable = False  # whether padding rows can be removed from the outputs
         self._lookups: tuple[Lookup, ...] = ()  # inputs of predictions that are row indices of tables
@@ -101,7 +101,7 @@ class HostBatches:
 
     def read(
         self, epoch: int = 0, start: int = 0, *, in_order: bool = False, ahead: int = 2, most: int | None = None
-    ) -> AbstractContextManager[Iterator[tuple[Batch, int]]]:
+    ) -> Prefetch:
         """Return a context manager over an iterator of (batch split over the devices, number of rows without padding).
 
         Args:
@@ -121,6 +121,7 @@ class HostBatches:
                 source = self._agreement.batches(source)
                 own_seconds = self._agreement.own_seconds  # a late process is not reported by the others
         patience = Patience(lambda number: data.described(number + start, epoch), data.timeout, own_seconds)
+        patience.busy = self.busy
         source = self._from((epoch, start), source, self._thread)
         stream = prefetch(source, size=ahead, transform=self._prepare, patience=patience)
         self._thread = stream.thread

@@ -13,7 +13,7 @@ from jfit.formats.atomic import atomic_write
 # decides first, because values of one output begin with its name: "acc_loss" is the loss of the output "acc".
 _SCORES = ("acc", "f1", "mcc", "pcc", "auc", "precision", "recall", "top_k", "pearson", "r2")
 _ERRORS = ("loss", "mse", "mae", "rmse", "msle", "mape", "error", "err", "entropy", "perplexity", "torch", "caffe")
-TIMES = ("time", "compile_time", "samples_per_second")  # columns that tell how long an epoch took
+TIMES = ("time", "compile_time", "data_time", "samples_per_second")  # columns that tell how long an epoch took
 _NOT_PLOTTED = {"epoch", "batch", "step", "lr", *TIMES}
 
 

@@ -15,8 +15,8 @@ from jfit.history.display import best_epoch
 from jfit.history.plots import draw
 
 # Order of the first columns; metrics follow in the order in which they were first logged, then validation values.
-_LEADING = ("epoch", "batch", "step", "time", "compile_time", "samples_per_second", "lr", "loss")
-_TITLES = {"samples_per_second": "samples/s", "time": "time (s)", "compile_time": "compile (s)"}
+_LEADING = ("epoch", "batch", "step", "time", "compile_time", "data_time", "samples_per_second", "lr", "loss")
+_TITLES = {"samples_per_second": "samples/s", "time": "time (s)", "compile_time": "compile (s)", "data_time": "data (s)"}
 _WIDTH = 10
 _MOST_SHOWN = 60  # rows of the table in notebooks
 
@@ -137,8 +137,9 @@ class History:
 
         Returns:
             List of the names that occur, in this order: epoch, batch, step, time (seconds of training), compile_time (seconds
-            in which programs were compiled, which `time` and samples_per_second leave out), samples_per_second, lr, loss, then
-            training metrics, then evaluation values ("val_" + name).
+            in which programs were compiled, which `time` and samples_per_second leave out), data_time (seconds of `time` in
+            which the devices waited for a batch of a stream), samples_per_second, lr, loss, then training metrics, then
+            evaluation values ("val_" + name).
 
         Example:
             >>> History([{"val_loss": 2.0, "loss": 1.0, "epoch": 0}]).columns()
@@ -373,7 +374,7 @@ def _cell(name: str, value: Any) -> str:
         return str(value)
     if name == "samples_per_second":
         return f"{value:,.0f}"
-    if name == "time":
+    if name in ("time", "data_time"):
         return f"{value:.2f}"
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
 

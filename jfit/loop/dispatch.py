@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array, lax
 
 from jfit.data import ArrayData, Batch, StreamData
+from jfit.data.prefetch import Prefetch
 from jfit.data.valid import Valid
 from jfit.evaluate.host_metrics import metric_inputs
 from jfit.feed.batches import EPOCH_DATA_AXES, DeviceBatches, fits_on_device
@@ -284,6 +285,7 @@ class ResidentDispatcher:
         self.batches = DeviceBatches(spec.model, data, spec.devices, spec.batch_size, **options)
         self.num_batches = self.batches.layout.num_batches
         self.checks = None  # arrays are checked before training, and the devices have a copy
+        self.stream: Prefetch | None = None  # nothing is read while training
         self._programs: dict[Any, Any] = {}
         self._counts: dict[int, Array] = {}
 
@@ -384,6 +386,7 @@ class StreamDispatcher:
         self.batches = HostBatches(spec.model, data, parts, spec.batch_size, **options)
         self.num_batches = num_batches_of(data, spec.batch_size)
         self.checks = DataChecks(spec.model, spec.devices, data, self.batches)
+        self.stream: Prefetch | None = None  # the batches of the present epoch
         self._first_shapes: Any = None  # shapes and dtypes of the first batch; None before it
         self._programs: dict[Any, Any] = {}
 
@@ -391,7 +394,8 @@ class StreamDispatcher:
         self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], left: int | None = None, *_: Any
     ) -> Iterator[Dispatch]:
         """Yield the dispatches of an epoch; arguments as in `ResidentDispatcher.dispatches`.  No program is compiled ahead."""
-        with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call, most=left) as stream:
+        with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call, most=left) as self.stream:
+            stream = self.stream
             for first in stream:
                 group, most = [first], min(self.spec.steps_per_call, max_steps(step))
                 for item in itertools.islice(stream, most - 1):

@@ -31,6 +31,8 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
+import jax
+
 from jfit import activity, counters
 from jfit.checkpoints.agreement import equal_times
 from jfit.interrupts import StopFlag, Stopped, in_graceful_stop, stop_flag
@@ -38,7 +40,7 @@ from jfit.loop.dispatch import Dispatch, reported_lr
 from jfit.loop.evaluations import Evaluations
 from jfit.loop.events import Events
 from jfit.loop.nonfinite import NanPolicy
-from jfit.loop.pace import Pace, copy_sums
+from jfit.loop.pace import Pace, copy_sums, log_waits
 from jfit.loop.readings import Readings
 from jfit.loop.saving import ending_saves, save_after_error, save_now
 from jfit.loop.threads import TrainingThread, compiling_ahead
@@ -97,8 +99,11 @@ class Loop:
         self.interrupted = self.ended = False
         self.exit_code: int | None = None
         self.report: Any = None
+        loop = weakref.proxy(self)
+        dispatcher.batches.busy = lambda: isinstance(loop.report, jax.Array) and not getattr(loop.report, "is_ready")()  # noqa: B009
         # (position, logs, seconds of compilations before) of an epoch whose evaluation was stopped, or has not ended
         self._trained: tuple[dict[str, int], dict[str, Any], float] | None = None
+        self._waits_logged = False  # whether a warning said that training waits for data
         self._compile_ahead: Any = None  # function of `compiling_ahead`
 
     @property
@@ -238,6 +243,7 @@ class Loop:
             self.nan.report(self, int(totals.first_bad_step))
         if checks is not None:
             checks.check_epoch(totals, self.epoch)
+        self._waits_logged = self._waits_logged or log_waits(self.epoch, speed)
         return self.readings.values(totals) | speed | reported_lr(report)
 
     def _evaluate_epoch(self, flag: StopFlag, logs: dict[str, Any], compiled: float) -> None:

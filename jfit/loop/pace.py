@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,6 +16,12 @@ from jfit.loop.dispatch import Dispatch, reported_lr
 from jfit.parallel.spmd import Window
 
 LOG_SECONDS = 0.5  # minimum time between two "log" events
+
+_SLOW_DATA = (
+    "epoch %d: the devices waited for data for %.1f of %.1f s; at %.0f samples/s the loader is slower than the training, which "
+    "could do %.0f. Load batches in more worker processes (num_workers= of torch's DataLoader, mp_prefetch() of grain), read "
+    "further ahead (jfit.data.prefetch(loader, size=16)), or cache decoded rows."
+)
 
 
 class LogPoint(NamedTuple):
@@ -43,10 +50,14 @@ class Pace:
         self._pending: LogPoint | None = None  # the last log point, if its values are not read from the devices yet
 
     def speed(self) -> dict[str, float]:
-        """Return {"samples_per_second", "time"} since the start of the epoch; neither includes compilation time."""
-        compiling = counters.compile_seconds() - self.compiled
+        """Return {"samples_per_second", "time"} since the start of the epoch; neither includes compilation time.
+
+        With batches of a stream, also "data_time", the part of "time" in which the devices waited for one.
+        """
+        compiling, stream = counters.compile_seconds() - self.compiled, self._loop.dispatcher.stream
         seconds = max(time.perf_counter() - self._started - compiling, 1e-9)
-        return {"samples_per_second": self._rows / seconds, "time": seconds}
+        waits = {} if stream is None else {"data_time": min(stream.waited, seconds)}
+        return {"samples_per_second": self._rows / seconds, "time": seconds} | waits
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -107,6 +118,17 @@ class Pace:
             loop.nan.report(loop, int(totals.first_bad_step))
         loop.history.add("points", **point.position, **logs)
         loop.events.send("log", logs, **point.position)
+
+
+def log_waits(epoch: int, logs: dict[str, Any]) -> bool:
+    """Log a warning if the devices waited for data for half of an epoch and at least a second; return whether they did."""
+    waited, seconds = logs.get("data_time", 0.0), logs["time"]
+    if waited < max(1.0, seconds / 2):
+        return False
+    speed = logs["samples_per_second"]
+    possible = speed * seconds / max(seconds - waited, 1e-3)
+    logging.getLogger("jfit").warning(_SLOW_DATA, epoch, waited, seconds, speed, possible)
+    return True
 
 
 copy_sums = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # the next step donates the original

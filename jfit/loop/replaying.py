@@ -125,7 +125,8 @@ class Replayer:
         options = {"micro_batches": spec.micro_batches, "paddable": bool(paddable)}
         reader = HostBatches(spec.model, self._dispatcher.data, parts or len(self._devices), spec.batch_size, **options)
         with reader.read(epoch, number) as stream:
-            return StepBatch(*next(iter(stream)), epoch, number)
+            batch, count = next(stream)
+            return StepBatch(batch, count, epoch, number)
 
     def _whole(self, state: TrainState) -> TrainState:
         return host_state(state, self._loop.devices)

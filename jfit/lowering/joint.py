@@ -25,7 +25,7 @@ from jfit.ops.registry import nearest
 
 BATCH = ("batch", "inputs")  # names of the second parameter of a loss that takes the batch instead of a label
 EXTRAS = ("params", "aux", "step")
-COLUMNS = ("epoch", "batch", "step", "time", "compile_time", "samples_per_second", "lr", "loss")  # of the history
+COLUMNS = ("epoch", "batch", "step", "time", "compile_time", "data_time", "samples_per_second", "lr", "loss")  # of the history
 LABEL_FIRST = ("y_true", "y_pred")  # names of the first two parameters of a loss that takes the label first
 
 

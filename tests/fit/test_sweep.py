@@ -21,7 +21,7 @@ from jfit.history.table import History
 from jfit.tools.sweep import spaces, training
 from jfit.tools.sweep.result import Member
 
-HIDDEN = {"time", "compile_time", "samples_per_second"}
+HIDDEN = {"time", "compile_time", "data_time", "samples_per_second"}
 X, Y = blobs(50)
 EVAL = blobs(21, seed=1)
 COMMON = {"batch_size": 16, "num_epoch": 2}

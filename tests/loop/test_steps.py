@@ -19,7 +19,7 @@ from jfit.callbacks import early_stopping, lambda_callback, reduce_on_plateau
 
 X, Y = blobs()  # 7 batches of at most 8 rows
 EVAL = blobs(20, seed=1)
-HIDDEN = ("time", "compile_time", "samples_per_second")
+HIDDEN = ("time", "compile_time", "data_time", "samples_per_second")
 
 
 def by_steps(steps: int = 17, **given: Any) -> jfit.Run:

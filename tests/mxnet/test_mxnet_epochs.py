@@ -1,9 +1,11 @@
 """Epochs of Module.fit in few dispatches: same values, log and order of calls as batch by batch."""
 
+import gc
 import logging
 import os
 import re
 import signal
+import weakref
 
 import numpy as np
 import pytest
@@ -25,9 +27,13 @@ def network():
     return jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(net, num_hidden=3, name="fc2"), name="softmax")
 
 
-def data(**options):
+class Rows(jfit.NDArrayIter):
+    """A subclass, which may do anything with its rows: its batches are read one by one."""
+
+
+def data(kind=jfit.NDArrayIter, **options):
     rng = np.random.default_rng(3)
-    return jfit.NDArrayIter(rng.normal(size=(ROWS, 5)).astype("float32"), rng.integers(0, 3, ROWS), BATCH, **options)
+    return kind(rng.normal(size=(ROWS, 5)).astype("float32"), rng.integers(0, 3, ROWS), BATCH, **options)
 
 
 class EachBatch(Speedometer):
@@ -37,7 +43,9 @@ class EachBatch(Speedometer):
         super().__call__(param)
 
 
-def trained(callback=None, devices=1, epochs=3, kvstore="device", scheduler=None, iterator=None, **optimizer):
+def trained(
+    callback=None, devices=1, epochs=3, kvstore="device", scheduler=None, iterator=None, metrics=("acc", "ce"), **optimizer
+):
     random_numbers.seed(0)
     module = jfit.Module(network(), context=[jfit.cpu(i) for i in range(devices)])
     settings = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01, **optimizer}
@@ -45,7 +53,7 @@ def trained(callback=None, devices=1, epochs=3, kvstore="device", scheduler=None
         settings["lr_scheduler"] = scheduler()
     module.fit(
         iterator or data(shuffle=True, seed=5),
-        eval_metric=["acc", "ce"],
+        eval_metric=metric.create(list(metrics)) if isinstance(metrics, tuple) else metrics,
         batch_end_callback=callback,
         kvstore=kvstore,
         optimizer_params=settings,
@@ -77,25 +85,33 @@ def test_many_steps_a_dispatch_give_the_bits_of_one_by_one(devices, kvstore):
     assert seen["traces:module_epoch"] == 1
     with counters.counted() as seen:
         each = trained(lambda param: None, devices=devices, kvstore=kvstore)
+    assert seen["traces:module_epoch"] == 1
+    with counters.counted() as seen:
+        one_by_one = trained(devices=devices, kvstore=kvstore, iterator=data(Rows, shuffle=True, seed=5))
     assert seen["traces:module_epoch"] == 0
-    assert_same_bits(whole, each)
+    assert_same_bits(whole, one_by_one)
+    assert_same_bits(each, one_by_one)
 
 
 @pytest.mark.slow
 def test_a_scheduler_changes_the_learning_rate_within_a_dispatch_as_between_batches():
     make = lambda: lr_scheduler.FactorScheduler(step=5, factor=0.7, base_lr=0.1)  # noqa: E731
     whole, each = trained(scheduler=make), trained(lambda param: None, scheduler=make)
-    assert int(whole.state.step) == int(each.state.step) == 3 * 12
-    assert whole._optimizer.learning_rate == each._optimizer.learning_rate < 0.1
-    assert_same_bits(whole, each)
+    one_by_one = trained(scheduler=make, iterator=data(Rows, shuffle=True, seed=5))
+    for module in (each, one_by_one):
+        assert int(whole.state.step) == int(module.state.step) == 3 * 12
+        assert whole._optimizer.learning_rate == module._optimizer.learning_rate < 0.1
+        assert_same_bits(whole, module)
 
 
 @pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("handle", ["pad", "discard", "roll_over"])
 def test_every_way_to_end_an_epoch_gives_the_same_bits(handle):
-    make = lambda: data(last_batch_handle=handle)  # noqa: E731
-    assert_same_bits(trained(iterator=make()), trained(lambda param: None, iterator=make()))
+    make = lambda kind=jfit.NDArrayIter: data(kind, last_batch_handle=handle)  # noqa: E731
+    one_by_one = trained(iterator=make(Rows))
+    assert_same_bits(trained(iterator=make()), one_by_one)
+    assert_same_bits(trained(lambda param: None, iterator=make()), one_by_one)
 
 
 def lines(caplog, run):
@@ -201,3 +217,109 @@ def test_an_epoch_of_few_dispatches_keeps_no_outputs():
     last = []
     module = trained(lambda param: last.append(param.nbatch), epochs=1)
     assert module.get_outputs()[0].shape == (BATCH, 3) and module.gradients()["fc2_weight"].shape == (3, 8)
+
+
+# ------------------------------------------------------------------------------------------------ a callback for every batch
+def noted(kind, act, devices=1, epochs=2):
+    """What a callback finds after every batch, and the module; `act(param, module)` is called in it."""
+    found = []
+
+    def look(param):
+        module = param.locals["self"]
+        batch = param.locals["data_batch"]
+        row = [param.epoch, param.nbatch, param.eval_metric.get()[1], param.eval_metric.get_global()[1], batch.pad, module._pad]
+        row += [param.locals["train_data"].state_dict()["position"]]
+        row += [np.asarray(a) for a in (*batch.data, *batch.label, *module.get_outputs(), module.gradients()["fc2_weight"])]
+        found.append(row + [np.asarray(module.get_params()[0]["fc1_weight"])])
+        act(param, module)
+
+    metrics = metric.create(["acc", "ce"])
+    module = trained(look, devices, epochs, iterator=data(kind, shuffle=True, seed=5), metrics=metrics)
+    return [*found, [leaf.num_inst for leaf in metrics.leaves()]], module
+
+
+def reset_local(param, module):
+    if param.nbatch % 3 == 0:
+        param.eval_metric.reset_local()
+
+
+def evaluate(param, module):
+    if param.nbatch == 2:
+        module.score(data(), "acc")
+
+
+def change_rate(param, module):
+    module._optimizer.lr *= 0.9
+
+
+def train_again(param, module):
+    """Passes of the user's within a callback, on the batch of the last step and on another one."""
+    if param.nbatch == 1:
+        module.backward()
+        module.update()
+        module.forward_backward(param.locals["data_batch"])
+        module.update()
+
+
+def only_backward(param, module):
+    """A backward pass on its own, which updates moving statistics."""
+    module.backward()
+
+
+def only_passes(param, module):
+    """Passes without an update, so that the next step has the random numbers of a second pass."""
+    if (param.epoch, param.nbatch) in ((0, 11), (1, 3)):
+        module.forward_backward(param.locals["data_batch"])
+
+
+def set_zero(param, module):
+    if param.nbatch == 4:
+        args, aux = module.get_params()
+        module.set_params({**args, "fc2_bias": np.zeros(3, "float32")}, aux)
+
+
+def watch(param, module):
+    if (param.epoch, param.nbatch) == (0, 2):
+        module.install_monitor(jfit.mxnet.monitor.Monitor(1))
+
+
+@pytest.mark.slow
+@pytest.mark.repetitions(2, slow=7)
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("act", [reset_local, evaluate, change_rate, train_again, only_backward, only_passes, set_zero, watch])
+def test_a_callback_finds_and_does_after_every_batch_what_it_does_batch_by_batch(act, devices):
+    fast, slow = noted(jfit.NDArrayIter, act, devices), noted(Rows, act, devices)
+    assert len(fast[0]) == len(slow[0]) == 25
+    for row, other in zip(fast[0], slow[0], strict=True):
+        for at, (one, two) in enumerate(zip(row, other, strict=True)):
+            same = np.allclose(one, two, rtol=1e-6) if at in (2, 3) and devices > 1 else np.array_equal(one, two)
+            assert same, (row[:2], at)  # metrics of several devices are summed over them
+    assert_same_bits(fast[1], slow[1])
+
+
+@pytest.mark.parametrize("callback", [None, lambda param: None])
+def test_a_metric_whose_sums_grow_with_the_classes_is_updated_batch_by_batch(callback):
+    metrics = metric.create("pcc")
+    trained(callback, epochs=1, metrics=metrics)
+    assert (metrics.k, metrics.num_inst) == (3, 12)
+
+
+def test_the_rows_of_an_iterator_are_freed_with_it():
+    iterator = data()
+    rows = weakref.ref(iterator.sources[0][0][1])
+    module = trained(lambda param: None, epochs=1, iterator=iterator)
+    assert module.gradients()["fc2_weight"].shape == (3, 8)
+    del iterator
+    gc.collect()
+    assert rows() is None
+
+
+def test_a_step_with_a_callback_for_every_batch_is_one_dispatch():
+    iterator, module, called = data(last_batch_handle="discard"), jfit.Module(network()), []
+    module.fit(iterator, batch_end_callback=called.append, num_epoch=1)
+    with counters.counted() as seen:
+        module.fit(iterator, batch_end_callback=called.append, num_epoch=2)
+    assert (seen["compiles"], seen["traces"]) == (0, 0)
+    assert len(called) == 3 * 11 and seen["host_syncs"] <= 2 * 3
+    batch, rows = called[-1].locals["data_batch"], called[-1].locals["train_data"]
+    assert batch.data[0].shape == (BATCH, 5) and rows.sources[0][0][1][batch.index].tobytes() == batch.data[0].tobytes()

@@ -74,6 +74,6 @@ def bits(tree: Any) -> dict[str, bytes]:
 
 def same(one: jfit.Run, other: jfit.Run) -> bool:
     """Whether two runs hold the same bits: state, and losses and metrics of every epoch."""
-    hidden = ("time", "compile_time", "samples_per_second")
+    hidden = ("time", "compile_time", "data_time", "samples_per_second")
     rows = [[{k: v for k, v in row.items() if k not in hidden} for row in r.history.epochs] for r in (one, other)]
     return bits(one.state) == bits(other.state) and rows[0] == rows[1]

@@ -28,7 +28,7 @@ import jfit
 
 ROWS, BATCH, EPOCHS, FEATURES, CLASSES = 20, 8, 2, 4, 3  # batches of 8, 8 and 4 rows
 TIMES = VOCABULARY = 5  # the axes of times and of classes have the same length
-HIDDEN = ("epoch", "batch", "step", "time", "compile_time", "samples_per_second", "lr")  # of a history, no results
+HIDDEN = ("epoch", "batch", "step", "time", "compile_time", "data_time", "samples_per_second", "lr")  # of a history, no results
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from jfit.feed.batches import fits_on_device, gather, place_order
 from jfit.interrupts import StopFlag, defer_interrupts
 from jfit.loop.dispatch import auto_steps_per_call, repeat_steps, report
 from jfit.metrics import Metric
-from jfit.mxnet.module.passes import Passes
+from jfit.mxnet.module.passes import GatheredPass, Passes
 from jfit.mxnet.module.slices import row_table
 from jfit.parallel import place, place_split
 from jfit.programs import Made
@@ -36,24 +36,27 @@ class EpochRunner:
         data: the iterator; its arrays are copied to the devices once.
         counts: number of rows of each device, without padding.
         metrics: pure metrics of the outputs and their labels.
-        every: callbacks read the metrics after each batch whose number is a multiple of this; 0 means never.
+        every: callbacks read the metrics after each batch whose number is a multiple of this; 0 means never; None: after each
+            batch, and they may read anything, so a dispatch is one step and keeps its outputs and gradients.
     """
 
     def __init__(
-        self, passes: Passes, data: NDArrayIter, counts: Sequence[int], metrics: Sequence[Metric], every: int = 0
+        self, passes: Passes, data: NDArrayIter, counts: Sequence[int], metrics: Sequence[Metric], every: int | None = 0
     ) -> None:
-        self.passes, self.counts, self.every = passes, tuple(counts), every
+        self.passes, self.counts, self.asked, self.every = passes, tuple(counts), every, 1 if every is None else every
         self._data = weakref.ref(data, self._drop)
         self.metrics = tuple(metrics)
         # Callbacks may reset the local sums, so local and global sums are separate; without callbacks they are equal.
-        self._metric_sums_of = self.metrics * 2 if every else self.metrics
+        self._metric_sums_of = self.metrics * 2 if self.every else self.metrics
         parameters = passes.parameters
         self.arrays = place(dict([*data.sources[0], *data.sources[1]]), parameters.devices)
-        self.steps = auto_steps_per_call(passes.programs.model, parameters.state.params, data.batch_size, parameters.devices)
+        model, params = passes.programs.model, parameters.state.params
+        self.steps = 1 if every is None else auto_steps_per_call(model, params, data.batch_size, parameters.devices)
         table, weight = row_table(self.counts)  # both (devices, slots)
         self._table = table
         uneven = len(set(self.counts)) > 1
         self._weight = place_split(weight, parameters.devices) if uneven else None
+        self._specs = {n: jax.ShapeDtypeStruct((max(self.counts), *a.shape[1:]), a.dtype) for n, a in self.arrays.items()}
 
     @property
     def data(self) -> Any:
@@ -63,34 +66,58 @@ class EpochRunner:
     def _drop(self, _: Any) -> None:
         self.arrays = {}
 
-    def run(self, leaves: Sequence[Any], on_batch: Callable[[int], None], flag: StopFlag | None) -> int:
+    def run(
+        self, leaves: Sequence[Any], on_batch: Callable[[int], bool], flag: StopFlag | None, batch_of: Callable[[int], Any]
+    ) -> int:
         """Train on all full batches of the epoch and add the metric sums to `leaves`.
 
         Args:
             leaves: an EvalMetric for each of `metrics`.
             on_batch: called with the batch number (from 0) after each batch at which callbacks run; `leaves` are up to date.
+                It returns whether to go on; otherwise the rest of the epoch is left to the caller.
             flag: stops training between two dispatches.
+            batch_of: returns a function that makes a batch, by its number, for callbacks that run further passes on it.
 
         Returns:
             Number of batches that were run.
         """
         parameters = self.passes.parameters
+        parameters.pending.materialize()
         self.passes.discard_results()
         full = len(self.data.epoch_rows()) // self.data.batch_size
-        pack, at = self._pack(full), 0
+        pack, at, going = self._pack(full), 0, True
         self._load_sums(leaves)
         try:
-            while at < full and not flag:
-                at += self._call(pack, at, min(self._steps_to_boundary(at), full - at))
+            while at < full and going and not flag:
+                steps = min(self._steps_to_boundary(at), full - at)
+                sums, results = self._call(pack, at, steps)
+                at += steps
                 if self.every and ((at - 1) % self.every == 0 or at == self.data.num_batches):
-                    self._store_sums(leaves, copy=True)
-                    on_batch(at - 1)
-                    self._load_sums(leaves)
+                    if results:
+                        self.passes.keep(GatheredPass(batch_of(at - 1), self.counts, True, 0, self._specs), *results)
+                    going = self._look(leaves, sums, on_batch, at - 1)
         finally:
-            with defer_interrupts():  # the programs of single steps do not accept a state with sums of metrics
-                self._store_sums(leaves, copy=False)
-                parameters.state = parameters.state._replace(metrics=None)
+            self.passes.gather()
+            if parameters.state.metrics is not None:
+                with defer_interrupts():  # the programs of single steps do not accept a state with sums of metrics
+                    self._store_sums(leaves, parameters.state.metrics.metrics)
+                    parameters.state = parameters.state._replace(metrics=None)
         return at
+
+    def _look(self, leaves: Sequence[Any], sums: Any, on_batch: Callable[[int], bool], nbatch: int) -> bool:
+        """Call `on_batch` with copies of the sums in `leaves`, and load them again if a callback changed them."""
+        parameters = self.passes.parameters
+        self._store_sums(leaves, sums)
+        before, totals = [x for leaf in leaves for x in leaf.running()], parameters.state.metrics
+        parameters.state = parameters.state._replace(metrics=None)
+        if not on_batch(nbatch):
+            return False
+        parameters.pending.materialize()  # passes of the callback
+        if all(a is b for a, b in zip(before, [x for leaf in leaves for x in leaf.running()], strict=True)):
+            parameters.state = parameters.state._replace(metrics=totals)
+        else:
+            self._load_sums(leaves)
+        return True
 
     def _steps_to_boundary(self, at: int) -> int:
         """Number of steps of the next dispatch, from batch `at` up to and including the next batch after which callbacks run.
@@ -99,15 +126,17 @@ class EpochRunner:
         """
         return min(self.steps, (-at) % self.every + 1) if self.every else self.steps
 
-    def _call(self, pack: Any, at: int, steps: int) -> int:
+    def _call(self, pack: Any, at: int, steps: int) -> tuple[Any, tuple[Any, ...]]:
+        """Run steps; return copies of the metric sums, and (outputs, gradients) if they are kept."""
         parameters = self.passes.parameters
         with defer_interrupts():  # the host's update counts and the state change together
             step_rates = parameters.begin_updates(steps, self.passes.trainable, self.passes.updated)
             rates = np.zeros((self.steps, *step_rates.shape[1:]), np.float32)
             rates[:steps] = step_rates
             result = self.passes.run(self._program(), pack, np.int32(at), rates, np.int32(steps), count=steps)
-        self.passes.limit_queue(result)
-        return steps
+        fence, sums, *results = result
+        self.passes.limit_queue(fence)
+        return sums, tuple(results)
 
     def _load_sums(self, leaves: Sequence[Any]) -> None:
         """Copy the metric sums from `leaves` into the TrainState, where the compiled program adds to them."""
@@ -119,13 +148,7 @@ class EpochRunner:
         totals = zero_totals(self._metric_sums_of)._replace(metrics=tuple(sums))
         parameters.state = parameters.state._replace(metrics=place(totals, parameters.devices))
 
-    def _store_sums(self, leaves: Sequence[Any], copy: bool) -> None:
-        """Copy the metric sums from the TrainState back into `leaves`.
-
-        copy: into new buffers, which is needed if the buffers of the state are donated afterwards.
-        """
-        state = self.passes.parameters.state
-        sums = _copy(state.metrics.metrics) if copy else state.metrics.metrics
+    def _store_sums(self, leaves: Sequence[Any], sums: Any) -> None:
         for local, total, leaf in zip(sums, sums[-len(leaves) :], leaves, strict=False):
             leaf.set_sums(local, total)
 
@@ -144,22 +167,23 @@ class EpochRunner:
 
         def make():
             axes, pack = programs.axes()[1], {"arrays": None, "order": 0, "weight": 0}
-            return self._many(), (axes, pack, None, None, None, None), (axes, None)
+            results = (None, None, 0, 0) if self.asked is None else None
+            return self._many(), (axes, pack, None, None, None, None), (axes, results)
 
-        key = ("epoch", programs.setting(), self._metric_sums_of, self.counts, self.steps)
+        key = ("epoch", programs.setting(), self._metric_sums_of, self.counts, self.steps, self.asked is None)
         return programs.compiled(key, make, "module_epoch", donate=(0,))
 
     def _many(self) -> Callable[..., tuple[TrainState, Array]]:
         # not `self`: programs must not keep the arrays of the iterator alive
-        batch_axes, single = dict(self.passes.programs.model.batch_axes), self.steps == 1
-        train = self.passes.programs.raw_step(metrics=self._metric_sums_of)
+        batch_axes, single, kept = dict(self.passes.programs.model.batch_axes), self.steps == 1, self.asked is None
+        train = self.passes.programs.raw_step(metrics=self._metric_sums_of, outputs=kept, gradients=kept)
 
         def many(
             state: TrainState, pack: Any, begin: Any, rates: Any, count: Any, rescale: Any, *, axis_name: str | None = None
         ):
             step = train(rescale=rescale)
 
-            def one(state: TrainState, j: Any) -> tuple[TrainState, Array]:
+            def one(state: TrainState, j: Any) -> tuple[TrainState, Any]:
                 slots = pack["order"][begin + j]
                 batch = Batch(gather(pack["arrays"], slots, batch_axes), pack["weight"], pack["weight"])
                 # The barrier keeps XLA from fusing the step with the gather, so results are bitwise those of a single step.
@@ -167,14 +191,15 @@ class EpochRunner:
                 state, out = step(state, batch, axis_name=axis_name)
                 # With one learning rate per parameter the report, the array (loss, learning rate), has none (nan).
                 several = out.lr is not None and out.lr.ndim
-                return state, report(out._replace(lr=None) if several else out)
+                reported = report(out._replace(lr=None) if several else out)
+                return state, (reported, out.outputs, out.gradients) if kept else reported
 
-            return one(state, 0) if single else repeat_steps(one)(state, count)
+            state, result = one(state, 0) if single else repeat_steps(one)(state, count)
+            fence, *results = result if kept else (result,)
+            # New buffers: the next call donates those of the state.
+            return state, (fence, jax.tree.map(lambda x: x + 0, state.metrics.metrics), *results)
 
-        return Made(many, "epoch", train, batch_axes, single)
-
-
-_copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # new buffers: the next call donates the originals
+        return Made(many, "epoch", train, batch_axes, single, kept)
 
 
 def callback_period(callbacks: Sequence[Any]) -> int | None:
@@ -196,7 +221,8 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
     """Return whether EpochRunner supports this training.
 
     The arrays must be in memory and fit on the devices, every output must have a label, and a step must be one program, which
-    it is not with `ctx_group`s on different devices, or a `dist` store of several processes.
+    it is not with `ctx_group`s on different devices, or a `dist` store of several processes.  After a training pass without an
+    update, the next step has other random numbers.
     """
     if not isinstance(data, NDArrayIter) or "plain" not in vars(type(data)) or data.started or not data.in_memory:
         return False
@@ -204,6 +230,7 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
     names = [name for name, _ in [*data.sources[0], *data.sources[1]]]
     return (
         passes.is_one_program
+        and not parameters.passes
         and [o.label for o in model.outputs] == list(label_names) == [name for name, _ in data.sources[1]]
         and set(names) == {*model.inputs, *model.labels}
         and all(model.batch_axes.get(name, 0) == 0 for name in names)

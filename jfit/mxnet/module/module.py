@@ -5,18 +5,21 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jfit import activity
+from jfit.activity import Doing
 from jfit.data import Batch
 from jfit.graph import Symbol
 from jfit.lowering.model import plan_of
 from jfit.mxnet import files
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
+from jfit.mxnet.metric import EvalMetric
 from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, call, listed, require
 from jfit.mxnet.module.binding import Binding, concat_slices, python_slices, same_shapes, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
@@ -391,32 +394,45 @@ class Module(BaseModule):
     def _fit_epoch(
         self, train_data: Any, eval_metric: Any, callbacks: Any, monitor: Any, epoch: int, row_ids: Any = None, first: int = 0
     ) -> list[tuple[str, float]]:
-        """Train one epoch; several steps share a dispatch if data is in memory and no callback needs every batch.
+        """Train one epoch; if data is in memory, programs gather the batches, and several steps share a dispatch.
 
-        After such an epoch there are no outputs and gradients: `get_outputs` raises until the next forward pass.
+        A callback that may look at every batch ends a dispatch, and finds outputs and gradients.  Without one there are none
+        after such an epoch: `get_outputs` raises until the next forward pass.
         """
         leaves, every = eval_metric.leaves(), callback_period(listed(callbacks))
-        many = every is not None and monitor is None and self._monitor is None and self._uses_default_methods()
-        many = many and all(m.pure and not m.output_names and not m.label_names for m in leaves)
+        usual = lambda: self._monitor is None and self._uses_default_methods()  # noqa: E731
+        plain = lambda m: m.pure and type(m).prepare is EvalMetric.prepare and not (m.output_names or m.label_names)  # noqa: E731
+        many = monitor is None and usual() and all(map(plain, leaves))
         results: list[tuple[str, float]] = []
+        passes = self.passes
         if many and can_run_many_steps(self.passes, train_data, [d.name for d in self.binding.label_shapes]):
 
-            def on_batch(nbatch: int) -> None:
+            def on_batch(nbatch: int) -> bool:
                 if nbatch + 1 == train_data.num_batches:  # read the metrics before a callback resets them
                     results.extend(eval_metric.get_global_name_value())
-                call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, {"self": self, "nbatch": nbatch, "epoch": epoch}))
+                data_batch, self._pad = train_data.batch_at(nbatch), 0
+                train_data.skip(nbatch + 2 - train_data.batches_read)  # batch by batch, the next one is read before callbacks
+                with Doing(activity.SAVING, "in a batch_end_callback"):
+                    call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, locals()))
+                same = self.passes is passes and passes.is_one_program and not passes.parameters.passes
+                return every is not None or (same and usual())
+
+            def batch_of(nbatch: int) -> Callable[[], Batch]:
+                batch = train_data.batch_at(nbatch)
+                return lambda: passes.split(Batch(self._inputs(batch)), runner.counts)
 
             if self._looking:
                 self._look_at_all(train_data, epoch)
-            train_data.skip(self._runner_of(train_data, leaves, every or 0).run(leaves, on_batch, self._flag))
+            runner = self._runner_of(train_data, leaves, every)
+            first = runner.run(leaves, on_batch, self._flag, batch_of)
+            train_data.skip(first - train_data.batches_read)
             self._stop_if_asked()
-            first = train_data.batches_read
         results += super()._fit_epoch(train_data, eval_metric, callbacks, monitor, epoch, row_ids, first)
         return results or eval_metric.get_global_name_value()
 
-    def _runner_of(self, data: Any, leaves: list[Any], every: int) -> EpochRunner:
+    def _runner_of(self, data: Any, leaves: list[Any], every: int | None) -> EpochRunner:
         runner, metrics = self._runner, tuple(m.pure for m in leaves)
-        if runner is None or (runner.data, runner.passes, runner.metrics, runner.every) != (data, self.passes, metrics, every):
+        if runner is None or (runner.data, runner.passes, runner.metrics, runner.asked) != (data, self.passes, metrics, every):
             counts = self.binding.slices(data.batch_size)
             self._runner = runner = EpochRunner(self.passes, data, counts, metrics, every)
         return runner

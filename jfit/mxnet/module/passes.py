@@ -195,6 +195,12 @@ class Pass(NamedTuple):
     specs: dict[str, jax.ShapeDtypeStruct]
 
 
+class GatheredPass(Pass):
+    """A pass of EpochRunner, whose programs gather their batch; the first field is a function that makes it again."""
+
+    batch = property(lambda self: self[0]())  # type: ignore[assignment]
+
+
 class Passes:
     """Forward, backward and update of one bound graph, whose parameters other graphs may share.
 
@@ -221,11 +227,15 @@ class Passes:
         specs = _specs_of_slice(batch, max(counts), axes)
         if len(set(counts)) > 1 and not (plan := self.programs.model.plan(specs)).paddable:
             raise ValueError(f"slices of {list(counts)} rows must be padded to be equal, but {plan.reason}")
-        batch = self._on_devices(split_slices(batch, counts, axes))
+        batch = self.split(batch, counts)
         number = parameters.next_pass_number(train)
         self._pass = at = Pass(batch, tuple(counts), train, number, specs)
         self._deferred = Deferred(functools.partial(self._run_forward, at))
         parameters.pending.add(self._deferred)
+
+    def split(self, batch: Batch, counts: Sequence[int]) -> Batch:
+        """Return a batch as the programs take it: slices of `counts` rows, on the devices if it is committed to others."""
+        return self._on_devices(split_slices(batch, counts, self.programs.model.batch_axes))
 
     def _on_devices(self, tree: Any) -> Any:
         """Return arrays that the programs can use: those committed to other devices, such as outputs of modules, are moved."""
@@ -257,6 +267,18 @@ class Passes:
         if self._pass is None:
             raise RuntimeError("the module has no outputs yet; call forward(batch) first")
         return self._pass
+
+    def keep(self, at: Pass, outputs: Any, gradients: Any) -> None:
+        """Keep the results of a step that EpochRunner ran."""
+        self._pass, self._deferred = at, Deferred(None)
+        self._deferred.finish(outputs)
+        self.parameters.pending.add(self._deferred)
+        self.gradients.update(gradients)
+
+    def gather(self) -> None:
+        """Make the batch of a kept pass now, so that the pass does not keep all rows of the data in memory."""
+        if isinstance(self._pass, GatheredPass):
+            self._pass = Pass(self._pass.batch, *self._pass[1:])
 
     def discard_results(self) -> None:
         """Drop outputs and gradients, because EpochRunner runs further steps without keeping their outputs and gradients."""
