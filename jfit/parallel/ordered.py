@@ -7,6 +7,7 @@ exchange sums (`jfit.parallel.ordered_job`); each updates the parameters itself.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,13 +17,15 @@ import numpy as np
 
 from jfit import counters
 from jfit.data.batch import Batch
+from jfit.lowering.remat import KEEP_BARRIERS
 from jfit.ops.axis import VirtualSlice
+from jfit.parallel.contexts import cores
 from jfit.parallel.devices import own_part, sharding, spans_processes
 from jfit.parallel.ordered_job import Gather
 from jfit.parallel.spmd import compile_spmd
 from jfit.programs import Made, Program
 from jfit.step import StepOut
-from jfit.step.ordered import reduced, slice_sums, tree_sum
+from jfit.step.ordered import loop_sums, reduced, slice_sums, tree_sum
 from jfit.step.state import TrainState
 
 
@@ -67,6 +70,20 @@ def _owners(devices: Sequence[Any], count: int) -> list[Any]:
     return [devices[j * len(devices) // count] for j in range(count)]
 
 
+def _computing(devices: Sequence[Any]) -> Sequence[Any]:
+    """Which devices compute slices: of the emulated CPU devices of one process no more than it has cores.
+
+    A program is compiled for each device, and the bits do not depend on the choice.
+    """
+    is_emulated = devices[0].platform == "cpu" and not spans_processes(devices)
+    return devices[: cores()] if is_emulated else devices
+
+
+def _is_dense(model: Any) -> bool:
+    """Whether a model is known to have no convolutions."""
+    return model.symbol is not None and "convolution" not in model.traits
+
+
 def _unchanged(out: StepOut) -> StepOut:
     return out
 
@@ -74,10 +91,12 @@ def _unchanged(out: StepOut) -> StepOut:
 class OrderedSteps:
     """Run training steps made with `reduce="ordered"`: `steps(state, batch) -> (state, result, values)`.
 
-    Each device runs one program for each of its slices of the batch.  The first device adds the sums of all slices, updates
-    the parameters and copies them to the others.  In a job of several processes, the first device of each process does so, with
-    the sums that all processes exchange.  The host waits for the step before the last one, because the gradients of all slices
-    of a step are in memory.
+    Each device computes its slices of the batch: on CPU in a loop in one program, which has the bits of a program per slice;
+    with a program per slice if the model has convolutions, which XLA's loops make slow, or is a function, which may have
+    some, in a job of several processes, or if the devices have unequal numbers of slices.  The first device adds the sums of
+    all slices, updates the parameters and copies them to the others.  In a job of several processes, the first device of each
+    process does so, with the sums that all processes exchange.  The host waits for the step before the last one, because the
+    gradients of all slices of a step are in memory.
 
     Args:
         step: from `jfit.train_step(..., reduce="ordered")`.
@@ -118,13 +137,22 @@ class OrderedSteps:
             )
         self._devices, self._is_alone = list(devices)[own_part(devices)], len(devices) == 1
         self._everywhere = sharding(devices)
-        of_slices, own = _owners(devices, count), process_slices(devices, count)
-        self._owners, numbers = of_slices[own or slice(None)], range(count)[own or slice(None)]
-        self._numbers = [jax.device_put(np.int32(j), device) for j, device in zip(numbers, self._owners, strict=True)]
+        # A program computes one slice, or in a loop all slices of a device, whose number is then a power of 2.
+        computing = _computing(devices)
+        loops = computing[0].platform == "cpu" and not spans_processes(devices) and _is_dense(step.model)
+        size = count // len(computing) if loops and count % len(computing) == 0 else 1
+        of_parts, own = _owners(computing, count // size), process_slices(devices, count // size)
+        self._owners, parts = of_parts[own or slice(None)], range(0, count, size)[own or slice(None)]
+        spans = [np.array(first if size == 1 else (first, size), np.int32) for first in parts]
+        self._spans = [jax.device_put(span, device) for span, device in zip(spans, self._owners, strict=True)]
+        self._parts = [at if size == 1 else slice(at * size, (at + 1) * size) for at in range(len(parts))]
 
         def one(state: TrainState, batch: Batch, number: Any) -> Any:
             sums, outputs = slice_sums(step, state, batch, number, count)
             return sums, outputs if of_slice is None else of_slice(outputs, batch, VirtualSlice(number, count))
+
+        def several(state: TrainState, batch: Batch, span: Any) -> Any:
+            return loop_sums(one, state, batch, span)
 
         def finish(weighted: bool) -> Program:
             def fn(state: TrainState, sums: Any, axis_name: str | None = None) -> Any:
@@ -136,13 +164,15 @@ class OrderedSteps:
             keyed = Made(fn, "finish", step, weighted, result)
             return compile_spmd(keyed, self._devices[:1], (None, None), None, donate=donate, name="train_update")
 
-        self._one = Program(Made(one, "slice", step, of_slice, count), jax.jit, name="train_slice")
-        self._sum: Any = Program(tree_sum, jax.jit, name="train_sum")
-        self._stacked: Any = _stacked
+        made = Made(one if size == 1 else several, "slice", step, of_slice, count, size)
+        options = KEEP_BARRIERS if step.recomputes and computing[0].platform == "cpu" else None
+        self._slices = Program(made, functools.partial(jax.jit, compiler_options=options), name="train_slice")
+        self._sum: Any = Program(tree_sum, jax.jit, name="train_sum") if len(of_parts) > 1 else lambda sums: sums[0]
+        self._joined: Any = _stacked if size == 1 else _concatenated
         if own is not None:
-            self._sum = Gather(of_slices, tree_sum, pairs=True, name="train_sum")
+            self._sum = Gather(of_parts, tree_sum, pairs=True, name="train_sum")
         if own is not None and gathered:
-            self._stacked = Gather(of_slices, _stacked, pairs=False, name="train_values")
+            self._joined = Gather(of_parts, self._joined, pairs=False, name="train_values")
         self._finish = {weighted: finish(weighted) for weighted in (False, True)}
         self._before: Any = None  # an array that is ready when the step before is done
 
@@ -159,9 +189,9 @@ class OrderedSteps:
         states, first = self._per_device(state), self._devices[0]
         read = {d: s._replace(opt_state=(), metrics=(), base_lr=None, local=None) for d, s in states.items()}
         parts = []
-        for at, (owner, number) in enumerate(zip(self._owners, self._numbers, strict=True)):
-            rows = jax.tree.map(lambda x, at=at: x[at], batch)
-            part = self._one(read[owner], jax.device_put(rows, owner), number)
+        for at, owner, span in zip(self._parts, self._owners, self._spans, strict=True):
+            rows = jax.tree.map(lambda x, at=at, owner=owner: _rows(x, at, owner), batch)
+            part = self._slices(read[owner], rows, span)
             parts.append(part if owner == first else jax.device_put(part, first))
         sums, values = zip(*parts, strict=True)
         del parts, read
@@ -170,7 +200,7 @@ class OrderedSteps:
             counters.wait(self._before)  # sync: the step before, while this one runs; bounds the memory of gradients
         state, result = self._finish[batch.weight is not None](states[first], total)
         self._before = min(jax.tree.leaves(result), key=lambda leaf: leaf.nbytes)
-        values = self._stacked(values) if jax.tree.leaves(values) else values[0]
+        values = self._joined(values) if jax.tree.leaves(values) else values[0]
         return (state if self._is_alone else jax.device_put(state, self._everywhere)), result, values
 
     def _per_device(self, state: TrainState) -> dict[Any, TrainState]:
@@ -181,6 +211,16 @@ class OrderedSteps:
         # by device: the state may come from a step whose devices are the same in another order
         parts = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
         return {device: tree.unflatten([of_leaf[device] for of_leaf in parts]) for device in self._devices}
+
+
+def _rows(array: Any, at: Any, device: Any) -> Any:
+    """A part of an array for a program of a device, which copies NumPy arrays to it faster than `jax.device_put`."""
+    return array[at] if isinstance(array, np.ndarray) else jax.device_put(array[at], device)
+
+
+@jax.jit
+def _concatenated(values: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *values)
 
 
 @jax.jit

@@ -1,18 +1,18 @@
 """Gradients of virtual slices of a batch, summed in a fixed order: the pure functions behind `jfit.step.reduce.ordered`.
 
 A batch is cut into a fixed number of slices (`VirtualSlice`), whatever the number of devices.  `slice_sums` computes one slice,
-`tree_sum` adds all slices, and `reduced` makes the input of the update.  Each belongs to a program of its own, so that the
-arithmetic of a slice is the same wherever it is computed.
+`loop_sums` several, `tree_sum` adds all slices, and `reduced` makes the input of the update.  The update belongs to a program
+of its own: XLA would fuse it with the sums, and round otherwise (the norm of `clip_norm`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from jfit.lowering.model import Aux, Params
 from jfit.ops.axis import VirtualSlice
@@ -90,6 +90,41 @@ def tree_sum(parts: Sequence[SliceSums]) -> SliceSums:
     while len(parts) > 1:
         parts = [_add(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
+
+
+def loop_sums(
+    of_slice: Callable[[TrainState, Any, Array], tuple[SliceSums, Any]], state: TrainState, batch: Any, span: Array
+) -> tuple[SliceSums, Any]:
+    """Compute consecutive slices of a batch in a loop, each with the bits of a program of its own.
+
+    Args:
+        of_slice: `of_slice(state, batch of the slice, number of the slice) -> (SliceSums, values)`.
+        state: `TrainState`; not changed.
+        batch: `Batch` or dict, the rows of the slices, (slices, rows, ...); their number is a power of 2.
+        span: number of the first slice and number of slices, int32 (2,); XLA unrolls no loop whose length it does not know.
+
+    Returns:
+        (`SliceSums` of all these slices, values with a leading axis of slices).
+    """
+
+    def rows(k: Any) -> Any:
+        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, k, keepdims=False), batch)
+
+    def empty(*shape: int) -> Any:
+        return jax.tree.map(lambda x: lax.empty((*shape, *x.shape), x.dtype), shapes)
+
+    def body(k: Any, carry: Any) -> Any:
+        # XLA compiles a branch as a program of its own: it fuses nothing with the code around it, which would round otherwise,
+        # and moves nothing out of the loop.  It does both across `lax.optimization_barrier`, on CPU.  The rows are carried
+        # because it would move the reshape of a slice into the branch.
+        inputs, results = carry
+        result = lax.cond(span[1] > 0, of_slice, lambda *_: empty(), state, *inputs)
+        return (rows(k + 1), span[0] + k + 1), jax.tree.map(lambda xs, x: xs.at[k].set(x), results, result)
+
+    first, size = (rows(0), span[0]), len(jax.tree.leaves(batch)[0])
+    shapes = jax.eval_shape(of_slice, state, *first)
+    sums, values = lax.fori_loop(0, span[1], body, (first, empty(size)))[1]
+    return tree_sum([jax.tree.map(lambda x, k=k: x[k], sums) for k in range(size)]), values
 
 
 def reduced(sums: SliceSums, state: TrainState) -> ShardPass:

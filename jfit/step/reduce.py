@@ -202,8 +202,8 @@ def quantize(gradient: Array, residual: Array, threshold: float | Array) -> tupl
 def ordered(slices: int = 8) -> Reduce:
     """Sum the gradients of a fixed number of slices of the batch in a fixed order, so that bits do not depend on the devices.
 
-    The batch is cut into virtual slices.  Each device computes the gradients of its slices one after the other, with one
-    program, and the slices are added as a binary tree: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)) for 8.  Batch statistics and
+    The batch is cut into virtual slices.  Each device computes the gradients of its slices one after the other, and
+    the slices are added as a binary tree: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)) for 8.  Batch statistics and
     loss heads that normalize by the batch use one slice at a time, as if there were so many devices.
 
     A step then consists of several programs: pass it to `jfit.data_parallel`, or use `jfit.fit(..., reduce="ordered")`.

@@ -14,6 +14,11 @@ from jfit.step.reduce import ordered
 ROWS = 24
 
 
+@pytest.fixture(autouse=True)
+def every_device_computes(monkeypatch):
+    monkeypatch.setattr(jfit.parallel.ordered, "cores", lambda: 8)
+
+
 def digest(state):
     result = hashlib.sha256()
     for leaf in jax.tree.leaves((state.step, state.params, state.aux, state.opt_state)):
@@ -47,6 +52,14 @@ def table():
     return sym.SoftmaxOutput(sym.FullyConnected(sym.Flatten(net), num_hidden=4, name="fc"), name="softmax"), (ROWS, 3)
 
 
+def attention():
+    net = sym.LayerNorm(sym.Reshape(sym.Variable("data"), shape=(0, 4, 6)), name="ln")
+    query, key = (sym.FullyConnected(net, num_hidden=6, flatten=False, name=name) for name in ("query", "key"))
+    net = net + sym.batch_dot(sym.softmax(sym.batch_dot(query, key, transpose_b=True)), net)
+    net = sym.BatchNorm(sym.FullyConnected(net, num_hidden=8, name="fc1"), fix_gamma=False, name="bn")
+    return sym.SoftmaxOutput(sym.FullyConnected(sym.relu(net), num_hidden=4, name="fc2"), name="softmax"), (ROWS, 24)
+
+
 def batches(shape, count, rows=ROWS):
     rng = np.random.default_rng(1)
     x = rng.integers(0, 50, (count, rows, *shape[1:])) if shape == (ROWS, 3) else rng.normal(size=(count, rows, *shape[1:]))
@@ -69,6 +82,7 @@ CASES = {
     "mlp_adam": (mlp, "adam", {"clip_norm": 0.5, "schedule": jfit.optim.schedules.cosine(max_update=4, base_lr=0.01)}),
     "resnet_sgd": (resnet, jfit.optim.sgd(momentum=0.9), {}),
     "lstm_rmsprop": (lstm, "rmsprop", {"micro_batches": 3}),
+    "attention_adam": (attention, "adam", {"clip_norm": 1.0}),
     "table_sgd": (table, "sgd", {}),
     "table_adam": (table, "adam", {}),
 }
@@ -81,9 +95,38 @@ def test_any_number_of_devices_has_the_same_bits(case):
     assert len({digest(trained(make, optimizer, devices, **options)) for devices in (1, 4)}) == 1
 
 
+def test_devices_that_share_few_cores_have_the_same_bits(monkeypatch):
+    expected = digest(trained(mlp, "adam", 4))
+    monkeypatch.setattr(jfit.parallel.ordered, "cores", lambda: 2)
+    with jfit.counters.counted() as counts:
+        assert digest(trained(mlp, "adam", 4)) == expected
+    assert counts["traces:train_slice"] <= 1
+
+
+@pytest.mark.optimized
+def test_remat_lowers_the_bytes_of_the_slices_and_keeps_the_bits():
+    rng, sizes = np.random.default_rng(0), []
+    batch = {"data": rng.normal(size=(1024, 64)).astype("float32"), "softmax_label": np.zeros(1024, "float32")}
+    net = sym.Variable("data")
+    for i in range(12):
+        net = sym.tanh(sym.BatchNorm(sym.FullyConnected(net, num_hidden=64, name=f"fc{i}"), name=f"bn{i}"))
+    model = jfit.lower(sym.SoftmaxOutput(net, name="softmax"))
+    for remat in ("none", "full"):
+        step = jfit.train_step(model, "sgd", remat=remat, reduce=ordered(4))
+        one, three, state = (jfit.init_state(model, "sgd", batch, seed=3) for _ in range(3))  # steps donate their states
+        results = jfit.data_parallel(step, 1)(one, batch), jfit.data_parallel(step, 3)(three, batch)
+        assert len({digest(trained) for trained, _ in results}) == 1
+        steps = jfit.parallel.ordered.OrderedSteps(step, jax.devices()[:1])
+        slices = jfit.parallel.split_batch(jfit.data.Batch(batch), 4)
+        program = steps._slices.lower(state, slices, np.array([0, 4], "int32")).compile()
+        sizes.append(program.memory_analysis().temp_size_in_bytes)
+    assert sizes[1] < 0.6 * sizes[0]
+
+
 @pytest.mark.slow
-def test_uneven_devices_and_padded_batches_have_the_same_bits():
-    assert len({digest(trained(mlp, "sgd", devices, rows=22)) for devices in (1, 3)}) == 1
+@pytest.mark.parametrize("make", [mlp, attention])
+def test_uneven_devices_and_padded_batches_have_the_same_bits(make):
+    assert len({digest(trained(make, "sgd", devices, rows=22)) for devices in (1, 3)}) == 1
 
 
 @pytest.mark.slow
