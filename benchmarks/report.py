@@ -40,6 +40,12 @@ ENTRIES = {
     "module_read": Entry(
         "Module.fit, the metric read after each batch", "reading", "module_fit", {"package": "jfit.mx", "look": "read"}
     ),
+    "module_loop": Entry(
+        "a loop over Module, which reads a metric", "reading", "loops", {"package": "jfit.mx", "loop": "module"}
+    ),
+    "executor_loop": Entry(
+        "a loop over an Executor, which reads a metric", "reading", "loops", {"package": "jfit.mx", "loop": "executor"}
+    ),
     "hand": Entry("(a) hand-written JAX loop", "a", "hand", {}),
     "hand_read": Entry("(b) hand-written JAX loop, the metric read after each batch", "b", "hand", {"read": True}),
     "hand_sorted": Entry("hand-written, data permuted once per epoch", "variant", "hand", {"feed": "permute"}),
@@ -73,6 +79,10 @@ BARS = (
     Bar("w2", "module_fit", "jfit", 0.95),
     Bar("w1", "module_read", "b", 0.8),
     Bar("w2", "module_read", "b", 0.8),
+    Bar("w1", "module_loop", "b", 0.8),
+    Bar("w2", "module_loop", "b", 0.8),
+    Bar("w1", "executor_loop", "b", 0.8),
+    Bar("w2", "executor_loop", "b", 0.8),
     *(Bar(workload, leg, "jfit", 0.95) for workload in ("w2", "w3") for leg in ("stream", "stream_torch", "stream_grain")),
 )
 MOST_SYNCS_PER_100_STEPS = 15
