@@ -68,7 +68,8 @@ def _forward(data: Any, weight: Any, window: Window, groups: int) -> Any:
 def _backward(window: Window, groups: int, arrays: Any, grad: Any) -> Any:
     sizes = _sizes(*arrays, window)
     data, weight = arrays
-    return tuple(_call(*args, sizes, window, groups) for args in ((TO_DATA, grad, weight), (TO_WEIGHT, data, grad)))
+    to_data = _call(TO_DATA, grad, weight, sizes, window, groups)
+    return to_data, _call(TO_WEIGHT, data, grad, sizes, window, groups)
 
 
 convolve.defvjp(_forward, _backward)
