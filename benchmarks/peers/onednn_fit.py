@@ -66,8 +66,8 @@ def _forward(data: Any, weight: Any, window: Window, groups: int) -> Any:
 
 
 def _backward(window: Window, groups: int, arrays: Any, grad: Any) -> Any:
-    sizes = _sizes(*arrays, window)
     data, weight = arrays
+    sizes = _sizes(data, weight, window)
     to_data = _call(TO_DATA, grad, weight, sizes, window, groups)
     return to_data, _call(TO_WEIGHT, data, grad, sizes, window, groups)
 
