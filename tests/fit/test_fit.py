@@ -247,7 +247,7 @@ def test_options_are_the_arguments_of_fit_and_those_that_lr_find_and_cost_share_
     arguments = {name: p.default for name, p in list(inspect.signature(jfit.fit).parameters.items())[3:]}
     options = {field.name: field.default for field in dataclasses.fields(FitOptions)}
     assert options == arguments
-    for tool, count in ((jfit.lr_find, 25), (jfit.cost, 23)):
+    for tool, count in ((jfit.lr_find, 26), (jfit.cost, 24)):
         shared = {name: p.default for name, p in inspect.signature(tool).parameters.items() if name in options}
         others = sys.modules[tool.__module__]._SHARED
         assert len(shared) + len(others) == count and {*others} <= {*options}
