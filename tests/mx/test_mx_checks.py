@@ -16,7 +16,9 @@ DIFFERENCES = [
 ]
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2}
 CASES = [(name, check) for name in suite.files() for check in suite.checks_of(name)]
-SLOW = ("gluon_nn", "gluon_rnn", "gluon_rnn_training", "np_functions")  # they compile the most programs
+# They compile the most programs.
+SLOW = ("gluon_block_grad", "gluon_block_layers", "gluon_loss", "gluon_nn", "gluon_rnn", "gluon_rnn_training")
+SLOW += ("model_zoo", "np_arrays", "np_functions", "old_ops", "operators_more", "suite_more")
 MARKED = [pytest.param(n, c, id=f"{n}-{c}", marks=[pytest.mark.slow] if n in SLOW else []) for n, c in CASES]
 
 

@@ -43,6 +43,7 @@ def assert_same(a, b):
         np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-6)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("remat", ["full", "act*", ["bn*", "act*"], ["fc3", "drop*"]])
 def test_remat_trains_alike_with_the_same_dropout_and_moving_statistics(remat):
     plain, _ = one_step(deep(dropout=0.5))
@@ -142,6 +143,7 @@ def test_mxnets_attribute_force_mirroring_computes_nodes_again():
     assert less < 0.8 * whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["0", "1"])
 def test_mxnets_environment_variable_computes_all_but_large_products_again(monkeypatch, value):
     monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", value)
