@@ -77,12 +77,7 @@ BARS = (
     Bar("w2", "jfit_auto", "a", 0.97),
     Bar("w1", "module_fit", "jfit", 0.95),
     Bar("w2", "module_fit", "jfit", 0.95),
-    Bar("w1", "module_read", "b", 0.8),
-    Bar("w2", "module_read", "b", 0.8),
-    Bar("w1", "module_loop", "b", 0.8),
-    Bar("w2", "module_loop", "b", 0.8),
-    Bar("w1", "executor_loop", "b", 0.8),
-    Bar("w2", "executor_loop", "b", 0.8),
+    *(Bar(workload, leg, "b", 0.8) for leg in ("module_read", "module_loop", "executor_loop") for workload in ("w1", "w2")),
     *(Bar(workload, leg, "jfit", 0.95) for workload in ("w2", "w3") for leg in ("stream", "stream_torch", "stream_grain")),
 )
 MOST_SYNCS_PER_100_STEPS = 15
