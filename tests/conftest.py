@@ -1,5 +1,6 @@
 """Settings of all tests: eight emulated CPU devices, strict rank promotion, a compile cache, the choice of fast tests."""
 
+import functools
 import gc
 import inspect
 import os
@@ -9,20 +10,22 @@ from importlib.metadata import version
 from pathlib import Path
 from types import CodeType
 
+TESTS = str(Path(__file__).parent)
+
 # Devices are counted when the backend starts, so the flags must be set before jax is first imported.
 _FLAGS = {
     "--xla_force_host_platform_device_count": "8",
     # Eight devices share two cores: a slow member of a collective is waiting for a core, it is not stuck.
     "--xla_cpu_collective_call_terminate_timeout_seconds": "600",
 }
-# Nearly all of a test's time goes into compiling its programs.  Without optimization, and with the older of XLA's two code
-# generators, that takes a third of the time: so `make test` runs what is not marked `optimized`.  XLA stops at a flag it does
-# not know, so only releases known to have this one are given it.
+# Nearly all of a test's time goes into compiling its programs.  Without optimization, with the older of XLA's two code
+# generators, and with the code of a program in one piece, that takes a quarter of the time: so `make test` runs what is not
+# marked `optimized`.  XLA stops at a flag it does not know, so only releases known to have these are given them.
 QUICKLY = os.environ.get("JFIT_TESTS") == "quickly"
 if QUICKLY:
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     if version("jaxlib").startswith("0.10."):
-        _FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
+        _FLAGS |= {"--xla_cpu_use_fusion_emitters": "false", "--xla_cpu_parallel_codegen_split_count": "1"}
 _given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _FLAGS.items() if k not in _given)]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -85,18 +88,38 @@ EXACT = {"array_equal", "assert_array_equal", "assert_same_bits", "bits", "bits_
 
 def compares_exactly(function: Callable) -> bool:
     """Whether the code of a test compares bits."""
-    codes = [getattr(inspect.unwrap(function), "__code__", None)]
-    for code in codes:
-        codes += [constant for constant in (code.co_consts if code else ()) if isinstance(constant, CodeType)]
-    return any(EXACT.intersection(code.co_names) for code in codes if code)
+    return not EXACT.isdisjoint(names_in(inspect.unwrap(function).__code__))
 
 
-def pytest_collection_finish():
-    """What importing and collecting made lives as long as the process: the garbage collector need not walk it again and again,
+def names_in(code: CodeType) -> set[str]:
+    """The names in the code of a function and of those within it."""
+    return set(code.co_names).union(*(names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)))
+
+
+@functools.cache
+def counts_programs(function: Callable) -> bool:
+    """Whether a test, or a function of the tests that it names, counts traces, compilations or waits."""
+    functions = [function]
+    for function in functions:
+        names = names_in(function.__code__)
+        if not names.isdisjoint(("counters", "counted")):
+            return True
+        named = [inspect.unwrap(f) for f in map(function.__globals__.get, names) if inspect.isfunction(f)]
+        functions += [f for f in named if f not in functions and f.__code__.co_filename.startswith(TESTS)]
+    return False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What importing and collecting makes lives as long as the process: the garbage collector need not walk it again and again,
     which took a tenth of the time of the tests."""
+    gc.disable()
+    result = yield
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    return result
 
 
 @pytest.fixture
@@ -126,16 +149,22 @@ def compiled(request: pytest.FixtureRequest):
 
 
 @pytest.fixture(autouse=True)
-def no_programs():
+def no_programs(request: pytest.FixtureRequest):
     """Tests that count compilations do not depend on those before; keys of programs do not have code that a test changed."""
-    jfit.clear_programs()
+    alone = "monkeypatch" in request.fixturenames or counts_programs(inspect.unwrap(request.function))
+    if alone:
+        jfit.clear_programs()
+    yield
+    if alone:
+        jfit.clear_programs()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def bounded_memory():
-    """jax keeps every compiled program for the life of a process, which a few thousand tests fill the memory with.  Dropped
-    programs come back from the compile cache."""
+    """The tests of a file share what jfit compiles; jax keeps every program for the life of a process, which a few thousand
+    tests fill the memory with.  Dropped programs come back from the compile cache."""
     yield
+    jfit.clear_programs()
     statm = Path("/proc/self/statm")
     if statm.exists() and int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
         jax.clear_caches()

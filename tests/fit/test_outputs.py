@@ -37,9 +37,9 @@ def squared(output, label):
 
 def by_hand(loss, batches, params=W):
     """Train by SGD on loss(params, batch) -> (scalar, dict of values); return (params, means over rows of loss and values)."""
-    params, sums = jax.tree.map(jnp.asarray, params), {}
+    params, sums, value_and_grad = jax.tree.map(jnp.asarray, params), {}, jax.jit(jax.value_and_grad(loss, has_aux=True))
     for batch in batches:
-        (value, logged), gradient = jax.value_and_grad(loss, has_aux=True)(params, batch)
+        (value, logged), gradient = value_and_grad(params, batch)
         params = jax.tree.map(lambda p, g: p - RATE * g, params, gradient)
         rows = len(jax.tree.leaves(batch)[0])
         for name, x in {"loss": value, **logged}.items():

@@ -67,11 +67,15 @@ def test_num_steps_trains_the_same_batches_as_a_loop_of_optax(on_device):
     schedule = optax.cosine_decay_schedule(0.5, 10)
     optimizer = optax.sgd(schedule)
     state, expected = optimizer.init(w), w
+
+    @jax.jit
+    def step(w, state, x, y):
+        updates, state = optimizer.update(jax.grad(loss)(w, x, y), state)
+        return optax.apply_updates(w, updates), state
+
     order = [*range(0, 48, 8)] * 2
     for start in order[:10]:  # six batches per epoch: the run ends in the middle of the second
-        gradient = jax.grad(loss)(expected, x[start : start + 8], y[start : start + 8])
-        updates, state = optimizer.update(gradient, state)
-        expected = optax.apply_updates(expected, updates)
+        expected, state = step(expected, state, x[start : start + 8], y[start : start + 8])
     run = jfit.fit(
         lambda w, x: x @ w,
         (x, y),

@@ -58,13 +58,11 @@ def test_jit_grad_and_vmap_apply(batch):
     plain = run(params, batch["data"])
     np.testing.assert_allclose(jax.jit(run)(params, batch["data"]), plain, rtol=1e-5)
     twice = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), params)
-    np.testing.assert_allclose(jax.vmap(run, in_axes=(0, None))(twice, batch["data"])[0], plain, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.vmap(run, in_axes=(0, None)))(twice, batch["data"])[0], plain, rtol=1e-5)
     data = jnp.stack([batch["data"], -batch["data"]])
-    np.testing.assert_allclose(jax.vmap(run, in_axes=(None, 0))(params, data)[0], plain, rtol=1e-5)
-    grads = jax.vmap(lambda p: gradients(model, p, aux, batch)[0])(twice)
-    np.testing.assert_allclose(
-        grads["f1_weight"][0], gradients(model, params, aux, batch)[0]["f1_weight"], rtol=1e-4, atol=1e-6
-    )
+    np.testing.assert_allclose(jax.jit(jax.vmap(run, in_axes=(None, 0)))(params, data)[0], plain, rtol=1e-5)
+    grad = jax.jit(lambda p: gradients(model, p, aux, batch)[0]["f1_weight"])
+    np.testing.assert_allclose(jax.jit(jax.vmap(grad))(twice)[0], grad(params), rtol=1e-4, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------ what must be fed

@@ -142,7 +142,7 @@ def test_gradients_inside_shard_map(op, groups):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
     spec = jax.sharding.PartitionSpec
     split = jax.shard_map(grad, mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec())
-    np.testing.assert_allclose(jax.jit(split)(weight, data), grad(weight, data), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(jax.jit(split)(weight, data), jax.jit(grad)(weight, data), rtol=1e-5, atol=1e-4)
 
 
 def test_forward_mode_needs_the_definition(monkeypatch):

@@ -230,7 +230,7 @@ def test_refusals_say_why():
         jfit.train_step(model, reduce="mean")
     batch = batches((ROWS, 6), 1)[0]
     with pytest.raises(ValueError, match="consists of several programs"):
-        jfit.train_step(model, reduce="ordered")(jfit.init_state(model, "sgd", batch), batch)
+        jax.eval_shape(jfit.train_step(model, reduce="ordered"), jfit.init_state(model, "sgd", batch), batch)
 
 
 @pytest.mark.slow

@@ -103,10 +103,15 @@ def test_equals_a_loop_written_by_hand(rule):
         return jnp.sum((out - y) ** 2, axis=-1)
 
     expected, opt_state = params, transform.init(params)
+
+    @jax.jit
+    def step(params, opt_state):
+        grads = jax.grad(lambda p: loss(apply(p, x), y).mean())(params)
+        updates, opt_state = transform.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
     for _ in range(3):
-        grads = jax.grad(lambda p: loss(apply(p, x), y).mean())(expected)
-        updates, opt_state = transform.update(grads, opt_state, expected)
-        expected = optax.apply_updates(expected, updates)
+        expected, opt_state = step(expected, opt_state)
     run = jfit.fit(
         apply, (x, y), loss=loss, params=params, batch_size=16, num_epoch=3, optimizer=transform, devices=4, reduce=rule,
         progress=False,

@@ -46,8 +46,8 @@ def assert_same(a, b):
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("remat", ["full", "act*", ["bn*", "act*"], ["fc3", "drop*"]])
 def test_remat_trains_alike_with_the_same_dropout_and_moving_statistics(remat):
-    plain, _ = one_step(deep(dropout=0.5))
-    again, _ = one_step(deep(dropout=0.5), remat)
+    plain, _ = one_step(deep(4, dropout=0.5))
+    again, _ = one_step(deep(4, dropout=0.5), remat)
     assert_same(plain, again)
     assert not np.allclose(plain.aux["bn0_moving_mean"], 0)
 
@@ -80,7 +80,7 @@ def test_remat_of_a_function_computes_named_values_again(micro_batches):
             x = jnp.where(jax.random.bernoulli(jax.random.fold_in(key, i), 0.5, x.shape), 2 * x, 0)
         return x
 
-    params = {"layers": [jnp.full((8, 8), 0.1 * i) + jnp.eye(8) for i in range(4)]}
+    params = {"layers": [jnp.full((8, 8), 0.1 * i) + jnp.eye(8) for i in range(2)]}
     model = jfit.Model.from_function(net, loss="mse", params=params)
     batch = {"x": np.random.RandomState(0).randn(16, 8).astype("float32"), "label": np.zeros((16, 8), "float32")}
     plain, *others = [one_step(model, r, batch, micro_batches=micro_batches)[0] for r in ("none", "full", "act0", ["act*"])]
@@ -106,12 +106,12 @@ def test_values_under_names_that_match_are_not_saved():
 
 def test_repeated_blocks_are_computed_again_in_their_loop():
     cell = mx.rnn.LSTMCell(16, prefix="lstm_")
-    outputs, _ = cell.unroll(12, jfit.sym.Variable("data"), merge_outputs=True, layout="NTC")
+    outputs, _ = cell.unroll(8, jfit.sym.Variable("data"), merge_outputs=True, layout="NTC")
     net = jfit.sym.SoftmaxOutput(
         jfit.sym.FullyConnected(jfit.sym.reshape(outputs, shape=(-1, 16)), num_hidden=4), name="softmax"
     )
     rng = np.random.RandomState(0)
-    batch = {"data": rng.randn(8, 12, 5).astype("float32"), "softmax_label": rng.randint(0, 4, 96).astype("float32")}
+    batch = {"data": rng.randn(8, 8, 5).astype("float32"), "softmax_label": rng.randint(0, 4, 64).astype("float32")}
     plain, _ = one_step(net, "none", batch)
     for remat in ("full", ["lstm_*"]):
         assert_same(plain, one_step(net, remat, batch)[0])
@@ -120,7 +120,7 @@ def test_repeated_blocks_are_computed_again_in_their_loop():
 def test_fit_takes_remat_also_with_several_devices():
     batch = batch_of(rows=64)
     data = (batch["data"], batch["softmax_label"])
-    runs = [jfit.fit(deep(4), data, num_epoch=2, progress=False, remat=r, devices=2) for r in ("none", "full", ["act*"])]
+    runs = [jfit.fit(deep(2), data, num_epoch=2, progress=False, remat=r, devices=2) for r in ("none", "full", ["act*"])]
     for run in runs[1:]:
         assert_same(runs[0].state, run.state)
         assert run.score(data)["accuracy"] == pytest.approx(runs[0].score(data)["accuracy"], abs=0.05)
