@@ -26,8 +26,6 @@ from jfit.formats import FormatError
 from jfit.formats.manifest import dump_sealed
 from jfit.runs.folders import open_run
 
-pytestmark = pytest.mark.optimized  # the runs that are compared are trained once
-
 WAYS: dict[str, dict[str, Any]] = {
     "mesh": {"mesh": {"data": 2, "model": 2}, "shard": {"fc*_weight": ("model", None)}},
     "sharded": {"devices": 4, "reduce": "sharded"},
@@ -81,6 +79,7 @@ def test_a_resumed_run_has_the_bits_of_the_uninterrupted_one(runs, way):
     equal(fitted(resume=folder / "step-00000008", **WAYS[way]).snapshot(), run.snapshot())
 
 
+@pytest.mark.optimized
 def test_whole_and_split_checkpoints_load_into_each_other(tmp_path, runs):
     folder, run = runs["mesh"]
     fitted(checkpoint=tmp_path / "whole", checkpoint_every=4, **WAYS["mesh"])
@@ -139,6 +138,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     equal(loaded.predict(data["eval_data"][0]), run.predict(data["eval_data"][0]))
 
 
+@pytest.mark.optimized
 def test_verify_and_the_list_of_runs_read_it(runs):
     folder, run = runs["mesh"]
     assert jfit.verify(folder, blobs(48, classes=4), **WAYS["mesh"]).same

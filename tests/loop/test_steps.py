@@ -143,6 +143,7 @@ def test_an_evaluation_at_the_last_step_of_an_epoch_is_that_of_the_epoch(on_devi
     assert_same(run, train(num_epoch=2, eval_data=EVAL, data_on_device=on_device))
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("given", [{}, {"devices": 2}, {"data_on_device": False}], ids=["one", "two devices", "host"])
 def test_several_steps_per_call_stop_at_evaluations_with_the_same_bits(given):
     one, several = (by_steps(steps_per_call=n, callbacks=[early_stopping(patience=99)], **given) for n in (1, 4))

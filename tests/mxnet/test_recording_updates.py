@@ -69,6 +69,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("optimizer, hyper", SETTINGS)
 def test_steps_with_the_backward_pass_give_the_bits_of_two_programs(optimizer, hyper):
     dtype = "float16" if hyper.get("multi_precision") else "float32"

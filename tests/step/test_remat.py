@@ -54,12 +54,12 @@ def test_remat_trains_alike_with_the_same_dropout_and_moving_statistics(remat):
 
 @pytest.mark.optimized
 def test_remat_lowers_the_bytes_of_a_step():
-    _, whole = one_step(deep())
-    _, some = one_step(deep(), ["bn*", "act*"])
-    _, full = one_step(deep(), "full")
+    _, whole = one_step(deep(4))
+    _, some = one_step(deep(4), ["bn*", "act*"])
+    _, full = one_step(deep(4), "full")
     assert full < 0.6 * whole
     assert some < 0.8 * whole
-    costs = [jfit.cost(deep(), {"data": (ROWS, 64)}, remat=remat, measure=False).memory for remat in ("none", "full")]
+    costs = [jfit.cost(deep(4), {"data": (ROWS, 64)}, remat=remat, measure=False).memory for remat in ("none", "full")]
     assert costs[1].activations < 0.6 * costs[0].activations
 
 
@@ -135,9 +135,9 @@ def test_an_invalid_remat_raises():
 
 @pytest.mark.optimized
 def test_mxnets_attribute_force_mirroring_computes_nodes_again():
-    net = deep(attr={"force_mirroring": "True"})
-    assert sum(is_mirrored(n) for n in net.nodes() if n.op is not None) == 24
-    plain, whole = one_step(deep())
+    net = deep(4, attr={"force_mirroring": "True"})
+    assert sum(is_mirrored(n) for n in net.nodes() if n.op is not None) == 8
+    plain, whole = one_step(deep(4))
     again, less = one_step(net)
     assert_same(plain, again)
     assert less < 0.8 * whole
