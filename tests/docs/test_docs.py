@@ -39,8 +39,11 @@ NOTEBOOK_CASES = [
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
+SLOW = {"jfit.mxnet.gluon.model_zoo.vision", "jfit.mxnet.gluon.rnn.cells"}  # they compile the most programs
+
+
 @pytest.mark.repetitions(110)
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MODULES])
 def test_the_doctests_of_a_module_pass(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     report: list[str] = []

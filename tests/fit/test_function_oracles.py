@@ -84,7 +84,7 @@ def assert_same_bits(name, run_bits, other_bits):
     assert run_bits == other_bits
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", CASES)
 def test_fit_computes_the_numbers_of_the_training_by_hand(name):
     expected = by_hand(name)

@@ -264,7 +264,7 @@ def test_dropout_in_padded_batches_draws_the_masks_of_batches_without_padding():
 
 
 # ------------------------------------------------------------------------------------------------ what comes back
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(2)
 def test_run_model_is_the_trained_module_and_the_module_passed_is_unchanged(trained):
     plain, run = trained
     model, start = run.model, plain.evaluate(plain.params, plain.aux, X)

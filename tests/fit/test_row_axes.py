@@ -250,6 +250,7 @@ def embedded_loss(params, batch, step):
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize(
     "more", [{}, {"micro_batches": 2}, {"reduce": "ordered"}, {"devices": 2}, {"mesh": {"data": 2}}], ids=str
 )

@@ -94,6 +94,7 @@ print(before - resident())
 
 
 @linux
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("choice", "least", "most"), [("1", 190, 300), ("0", 0, 10)])
 def test_trim_returns_what_malloc_keeps(choice, least, most):
     done = subprocess.run(

@@ -163,6 +163,7 @@ def mean_over_positions(batches, each, w):
 LENGTHS = {"shuffle": False, "optimizer_params": {"learning_rate": 0.0}}
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("kind", ["weights", "ignored", "plain"])
 def test_the_loss_of_an_epoch_is_over_all_positions_of_batches_of_different_length(kind):
     batches, each = of_lengths(kind)

@@ -120,6 +120,7 @@ print(len(jax.devices("cpu")), mx.nd.ones(1, ctx=ctx[-1]).context)
 """
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize(
     ("count", "before", "flags", "printed"),
     [

@@ -16,10 +16,21 @@ DIFFERENCES = [
 ]
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2}
 CASES = [(name, check) for name in suite.files() for check in suite.checks_of(name)]
-# They compile the most programs.
+# Files and single checks that compile the most programs.
 SLOW = ("gluon_block_grad", "gluon_block_layers", "gluon_loss", "gluon_nn", "gluon_rnn", "gluon_rnn_training")
 SLOW += ("model_zoo", "np_arrays", "np_functions", "old_ops", "operators_more", "suite_more")
-MARKED = [pytest.param(n, c, id=f"{n}-{c}", marks=[pytest.mark.slow] if n in SLOW else []) for n, c in CASES]
+SLOW += (
+    "autograd-check_indexing_and_shapes",
+    "estimator-check_fit",
+    "estimator-check_losses",
+    "gluon_data-check_random_transforms",
+)
+SLOW += ("small_names-check_conversions", "small_names-check_update_functions", "symbols-check_topk")
+IDS = [f"{name}-{check}" for name, check in CASES]
+MARKED = [
+    pytest.param(*case, id=of, marks=[pytest.mark.slow] if of.startswith(SLOW) else [])
+    for case, of in zip(CASES, IDS, strict=True)
+]
 
 
 def same(found, recorded):

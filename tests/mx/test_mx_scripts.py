@@ -19,7 +19,6 @@ spec.loader.exec_module(suite)
 RECORDED = json.loads(suite.GOLDEN.read_text())
 FAST = {
     "autograd_linear_regression",
-    "gluon_matrix_factorization",
     "gluon_mlp_block",
     "linear_regression_module",
     "matrix_factorization",

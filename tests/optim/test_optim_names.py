@@ -67,6 +67,7 @@ def test_a_name_means_the_optimizer_of_optax_for_a_function(name):
     assert run.base_lr == np.float32(0.03) and run.lr == pytest.approx(0.03)
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", ["sgd", "adamw", "rmsprop", "lars"])
 def test_named_optimizers_follow_schedules_as_optax_does(name):
     params, rate = NAMES[name][0], optax.cosine_decay_schedule(0.1, 12)
@@ -78,6 +79,7 @@ def test_named_optimizers_follow_schedules_as_optax_does(name):
     assert own.base_lr is None and own.lr == pytest.approx(float(rate(11)))
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", ["sgd", "adamw", "rmsprop", "lars"])
 def test_multipliers_of_the_learning_rate_are_those_of_multi_transform(name):
     params = NAMES[name][0]

@@ -53,6 +53,7 @@ def same(a, b):
 
 
 # ------------------------------------------------------------------------------------------------ fit, score, predict
+@pytest.mark.repetitions(1)
 @DEVICES
 def test_a_second_fit_of_an_equal_network_traces_and_compiles_nothing(devices):
     def everything():
@@ -612,6 +613,7 @@ def test_a_training_step_is_equal_to_one_with_equal_settings():
     )  # without momentum
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("compiled", [jax.jit, lambda step: jax.jit(lambda *args: jax.lax.scan(step, *args))])
 def test_steps_with_other_numbers_that_live_at_the_same_time_have_programs_of_their_own_in_jax(compiled):
     model, data = jfit.lower(net()), {"data": X[:8], "softmax_label": Y[:8]}

@@ -52,6 +52,7 @@ def by_hand(optimizer: Any, penalty: float = 0.0) -> list[tuple[float, float]]:
 
 
 # ------------------------------------------------------------------------------------------------ norms
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("more", [{}, {"devices": 2}, {"steps_per_call": 3}, {"micro_batches": 2, "data_on_device": False}])
 def test_norms_of_steps_and_epochs_are_those_of_a_loop_in_optax(more):
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(0.1, weight_decay=0.1))
@@ -173,6 +174,7 @@ WITHOUT: dict[str, Any] = {
 }
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("which", WITH_RATE)
 def test_the_rate_of_inject_hyperparams_is_that_of_the_update_wherever_it_is_in_the_state(which):
     run = fitted(WITH_RATE[which](), log="lr", log_every=1)

@@ -141,7 +141,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.repetitions(4)
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_devices_and_parts_agree_on_an_overflow_that_one_of_them_has(way):
     labels = Y.copy()

@@ -72,6 +72,7 @@ def test_full_remat_keeps_the_arrays_of_about_sqrt_n_places():
     assert not parts[-1].again  # the backward pass begins there
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_remat_of_a_function_computes_named_values_again(micro_batches):
     def net(params, x, key):

@@ -94,6 +94,7 @@ def assert_equal(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("every", [1, 2, 5])
 def test_a_gan_is_trained_as_by_hand(every):
     run = fitted(every)
