@@ -173,7 +173,7 @@ class HybridBlock(Block):
     def _call_cached_op(self, *args: Any) -> Any:
         flat, form = flatten(args, "inputs")
         inputs = [v for v in flat if v is not None]
-        if self._sources is None:
+        if not self._sources:
             with inputs[0].ctx:
                 self._build_cache(*args)
         if form != self._in_format:
@@ -233,7 +233,7 @@ class HybridBlock(Block):
 
     def _clear_cached_op(self) -> None:
         self._cached_graph: Any = ()
-        self._sources: Any = None  # of each array that the graph takes: the number of an input, or a Parameter
+        self._sources: Any = ()  # of each array that the graph takes: the number of an input, or a Parameter
 
     # -------------------------------------------------------------------------------- as a model of JAX
     _adapted, _as_loss = adapt, as_loss  # what `jfit.fit` takes as model and as loss
