@@ -89,9 +89,9 @@ def _fill_by(op: str, attrs: Attrs, ins: list, outs: list) -> list:
 _conv_fill = functools.partial(_fill_by, "Convolution")
 
 
-def _attributes(workspace: int, no_bias: bool) -> dict:
+def _attributes(workspace: int, no_bias: bool, **shapes: Any) -> dict:
     return (
-        several(shape, kernel=REQUIRED, stride=(), dilate=(), pad=())
+        several(shape, kernel=REQUIRED, stride=(), dilate=(), pad=(), **shapes)
         | several(integer, num_filter=REQUIRED, num_group=1, workspace=workspace)
         | {
             "no_bias": flag(no_bias),
@@ -182,7 +182,7 @@ def deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
 
 @operator(
     "Deconvolution",
-    attrs=_attributes(512, no_bias=True) | {"adj": shape(()), "target_shape": shape(())},
+    attrs=_attributes(512, no_bias=True, adj=(), target_shape=()),
     aliases=("_npx_deconvolution",),
     fill=functools.partial(_fill_by, "Deconvolution"),
     **_RECORD,
