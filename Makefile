@@ -51,8 +51,7 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "$(PYTHON) is too old, jfit needs Python 3.11 or newer; run make PYTHON=/path/to/python."; exit 1; }
 	$(PYTHON) -m venv .venv || { rm -rf .venv; echo "venv failed; on Debian install python3-venv."; exit 1; }
-	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
-	-$(PY) -m pip install --quiet --disable-pip-version-check uv
+	-$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip uv
 
 # One stamp per set of extras: a changed pyproject.toml installs again, an unchanged one costs nothing.
 # uv installs in a quarter of pip's time, but does not read pip's settings (an index of a company, say): then pip does it.

@@ -222,6 +222,7 @@ def test_graphs_with_operators_of_the_user_are_not_kept():
         assert key_of(jfit.lower(graph)) is None
     finally:
         jfit.ops.REGISTRY.pop("twice_kept")
+        jfit.ops.ALIASES.pop("twice_kept")
 
 
 # ------------------------------------------------------------------------------------------------ programs
