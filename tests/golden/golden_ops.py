@@ -9,6 +9,7 @@ A test replays them with
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -32,18 +33,20 @@ Arrays = dict[str, np.ndarray]
 
 def load_cases(*names: str) -> list[tuple[Case, Arrays]]:
     """(case, its arrays by key such as 'in/data') for every case in these files."""
-    found = []
-    for name in names:
-        with np.load(GOLDEN / f"{name}.npz") as archive:
-            stored = {key: archive[key] for key in archive.files}
-        cases = json.loads((GOLDEN / f"{name}.json").read_text())
-        arrays: dict[str, Arrays] = {case["id"]: {} for case in cases}
-        for key, value in stored.items():
-            for slash in re.finditer("/", key):  # an id may contain slashes too
-                if key[: slash.start()] in arrays:
-                    arrays[key[: slash.start()]][key[slash.end() :]] = value
-        found += [(case, arrays[case["id"]]) for case in cases]
-    return found
+    return [pair for name in names for pair in _load(name)]
+
+
+@functools.cache
+def _load(name: str) -> list[tuple[Case, Arrays]]:
+    with np.load(GOLDEN / f"{name}.npz") as archive:
+        stored = {key: archive[key] for key in archive.files}
+    cases = json.loads((GOLDEN / f"{name}.json").read_text())
+    arrays: dict[str, Arrays] = {case["id"]: {} for case in cases}
+    for key, value in stored.items():
+        for slash in re.finditer("/", key):  # an id may contain slashes too
+            if key[: slash.start()] in arrays:
+                arrays[key[: slash.start()]][key[slash.end() :]] = value
+    return [(case, arrays[case["id"]]) for case in cases]
 
 
 def spread_out(cases: list[tuple[Case, Arrays]], each: int = 3) -> list[Any]:

@@ -16,7 +16,7 @@ import jfit
 
 RNG = np.random.default_rng(7)
 ROWS = 40  # with batches of 16 rows, the last has 8
-FINE = 1 << 21  # bins of an area close to the exact one
+FINE = 1 << 18  # bins of an area close to the exact one
 LOGITS = RNG.normal(size=(ROWS, 5)).astype("float32") * 2
 CLASSES = np.where(RNG.random(ROWS) < 0.6, LOGITS.argmax(1), RNG.integers(0, 5, ROWS)).astype("int32")
 ONE_HOT = np.eye(5, dtype="float32")[CLASSES]

@@ -19,12 +19,7 @@ CASES = [(name, check) for name in suite.files() for check in suite.checks_of(na
 # Files and single checks that compile the most programs.
 SLOW = ("gluon_block_grad", "gluon_block_layers", "gluon_loss", "gluon_nn", "gluon_rnn", "gluon_rnn_training")
 SLOW += ("model_zoo", "np_arrays", "np_functions", "old_ops", "operators_more", "suite_more")
-SLOW += (
-    "autograd-check_indexing_and_shapes",
-    "estimator-check_fit",
-    "estimator-check_losses",
-    "gluon_data-check_random_transforms",
-)
+SLOW += ("autograd-check_indexing_and_shapes", "autograd-check_layers", "estimator", "gluon_data-check_random_transforms")
 SLOW += ("small_names-check_conversions", "small_names-check_update_functions", "symbols-check_topk")
 IDS = [f"{name}-{check}" for name, check in CASES]
 MARKED = [
