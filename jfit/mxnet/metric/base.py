@@ -11,7 +11,7 @@ import numpy as np
 from jfit import counters
 from jfit.metrics import Metric
 from jfit.mxnet.metric.fold import Pick, fold_batch, output_weights
-from jfit.mxnet.mutable import MutableArray, as_array
+from jfit.mxnet.mutable import MutableArray, as_array, as_input
 from jfit.ops import nearest
 
 REGISTRY: dict[str, type[EvalMetric]] = {}
@@ -229,7 +229,7 @@ def _fold(
     if device:
         rules = tuple(metric.pure for metric in device)
         device_picks = tuple(p if m.needs_labels else p._replace(labels=()) for m, p in picks if m.pure is not None)
-        plain, plain_outputs = [as_array(a) for a in labels], [as_array(a) for a in outputs]
+        plain, plain_outputs = [as_input(a) for a in labels], [as_array(a) for a in outputs]
         new = fold_batch(rules, device_picks, [metric.running() for metric in device], plain, plain_outputs, weights)
         for metric, sums in zip(device, new, strict=True):
             metric._store(sums)
