@@ -190,9 +190,9 @@ def as_input(value: Any) -> Any:
     return source.specs[0] if isinstance(source, OnHost) else as_array(value)
 
 
-def is_constant(array: np.ndarray) -> bool:
-    """Return whether nobody can change an array: it owns its memory, and is read-only."""
-    return array.flags.owndata and not array.flags.writeable
+def is_constant(array: Any) -> bool:
+    """Return whether this is a NumPy array that nobody can change: it owns its memory, and is read-only."""
+    return isinstance(array, np.ndarray) and array.flags.owndata and not array.flags.writeable
 
 
 def write_into(out: Any, value: Any) -> None:
