@@ -268,12 +268,18 @@ class Passes:
             raise RuntimeError("the module has no outputs yet; call forward(batch) first")
         return self._pass
 
-    def keep(self, at: Pass, outputs: Any, gradients: Any) -> None:
-        """Keep the results of a step that EpochRunner ran."""
+    def keep(self, at: Pass, results: Callable[[], Any]) -> Deferred:
+        """Keep a step that EpochRunner ran; `results()` returns its outputs and gradients when they are read."""
+
+        def run() -> Any:
+            outputs, gradients = results()
+            self.gradients.update(gradients)
+            return outputs
+
         self._pass, self._deferred = at, Deferred(None)
-        self._deferred.finish(outputs)
+        self._deferred.backward(run)
         self.parameters.pending.add(self._deferred)
-        self.gradients.update(gradients)
+        return self._deferred
 
     def gather(self) -> None:
         """Make the batch of a kept pass now, so that the pass does not keep all rows of the data in memory."""
