@@ -18,7 +18,7 @@ import numpy as np
 from jfit import checks
 from jfit.graph.symbol import Symbol
 from jfit.lowering.groups import variable_devices
-from jfit.mxnet.context import Context
+from jfit.mxnet.context import Context, place
 from jfit.mxnet.deferred import Deferred
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.executor.programs import programs_of
@@ -111,7 +111,7 @@ class Executor:
         self._notify_monitor(lambda every: self._programs.monitor_forward(train, every)(*self._gathered(arrays), {}, key, 0, 0))
         return self.outputs
 
-    def _run_forward(self, train: bool, arrays: Any, key: Any) -> tuple[jax.Array, ...]:
+    def _run_forward(self, train: bool, arrays: tuple[Any, Any], key: Any) -> tuple[jax.Array, ...]:
         with translated():
             return self._programs.forward(train)(*arrays, key)
 
@@ -199,10 +199,11 @@ class Executor:
         new, bound = as_input(value), self.arg_dict[name]
         if tuple(new.shape) != bound.shape:
             raise ValueError(f"argument {name!r} is bound with shape {bound.shape}, but the value has {tuple(new.shape)}")
-        if is_constant(new) and new.dtype == bound.dtype and type(bound) is NDArray and not self._devices:
+        plain = type(bound) is NDArray and bound._entry is None and new.dtype == bound.dtype
+        if is_constant(new) and plain and not self._devices:
             if not is_constant(as_input(bound)):
                 del bound.value
-            bound._later = OnHost(new, self._to_device), 0
+            bound._later = OnHost(new, functools.partial(place, ctx=self._ctx)), 0
         else:
             bound[:] = new
 

@@ -41,7 +41,8 @@ class EpochRunner:
         counts: number of rows of each device, without padding.
         metrics: pure metrics of the outputs and their labels.
         every: callbacks read the metrics after each batch whose number is a multiple of this; 0 means never; None: after each
-            batch, and they may read anything, so a dispatch is one step and keeps its outputs and gradients.
+            batch, and they may read anything.  A dispatch is then one step and keeps its outputs and gradients, or, until a
+            callback has read or changed more than metrics, several steps, which can be repeated.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class EpochRunner:
         self.arrays = place(dict([*data.sources[0], *data.sources[1]]), parameters.devices)
         model, params = passes.programs.model, parameters.state.params
         steps = auto_steps_per_call(model, params, data.batch_size, parameters.devices)
-        self.steps, self.ahead = (1, steps) if every is None else (steps, 1)  # of a dispatch; of one that may be repeated
+        self.steps = 1 if every is None else steps
+        # of a dispatch that may be repeated; on other devices its program takes long to compile
+        self.ahead = steps if every is None and parameters.devices[0].platform == "cpu" else 1
         table, weight = row_table(self.counts)  # both (devices, slots)
         self._table = table
         uneven = len(set(self.counts)) > 1
@@ -100,8 +103,9 @@ class EpochRunner:
 
         try:
             while at < full and going and not flag:
+                # The first batch has compiled what repeats steps, and the last one leaves its outputs and gradients.
                 steps = min(self.ahead, full - 1 - at)
-                if steps > 1:
+                if at and steps > 1:
                     at, going = self._look_ahead(leaves, on_batch, flag, keep, pack, at, steps)
                     continue
                 steps = min(self._steps_to_boundary(at), full - at)
@@ -235,16 +239,16 @@ class EpochRunner:
         def make():
             axes, pack = programs.axes()[1], {"arrays": None, "order": 0, "weight": 0}
             results = (None, None, 0, 0) if self.asked is None and not ahead else None
-            return self._many(ahead), (axes, pack, None, None, None, None), (axes, results)
+            return self._many(self.ahead if ahead else 0), (axes, pack, None, None, None, None), (axes, results)
 
         steps = self.ahead if ahead else self.steps
         key = ("epoch", programs.setting(), self._metric_sums_of, self.counts, steps, self.asked is None, ahead)
         return programs.compiled(key, make, "module_epoch", donate=() if ahead else (0,))
 
-    def _many(self, ahead: bool) -> Callable[..., tuple[TrainState, Any]]:
+    def _many(self, ahead: int) -> Callable[..., tuple[TrainState, Any]]:
         # not `self`: programs must not keep the arrays of the iterator alive
         batch_axes, single = dict(self.passes.programs.model.batch_axes), self.steps == 1
-        kept, length = self.asked is None and not ahead, self.ahead
+        kept = self.asked is None and not ahead
         train = self.passes.programs.raw_step(metrics=self._metric_sums_of, outputs=kept, gradients=kept)
 
         def many(
@@ -269,14 +273,14 @@ class EpochRunner:
                     state, _ = one(carry[0], j)
                     return state, jax.tree.map(lambda rows, x: rows.at[j].set(x), carry[1], state.metrics.metrics)
 
-                rows = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), state.metrics.metrics)
+                rows = jax.tree.map(lambda x: jnp.zeros((ahead, *x.shape), x.dtype), state.metrics.metrics)
                 return lax.fori_loop(0, count, add_row, (state, rows))
             state, result = one(state, 0) if single else repeat_steps(one)(state, count)
             fence, *results = result if kept else (result,)
             # New buffers: the next call donates those of the state.
             return state, (fence, jax.tree.map(lambda x: x + 0, state.metrics.metrics), *results)
 
-        return Made(many, "epoch", train, batch_axes, single, kept, ahead, length)
+        return Made(many, "epoch", train, batch_axes, single, kept, ahead)
 
 
 def callback_period(callbacks: Sequence[Any]) -> int | None:

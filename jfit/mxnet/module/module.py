@@ -397,7 +397,7 @@ class Module(BaseModule):
     ) -> list[tuple[str, float]]:
         """Train one epoch; if data is in memory, programs gather the batches, and several steps share a dispatch.
 
-        A callback that may look at every batch ends a dispatch, and finds outputs and gradients.  Without one there are none
+        A callback that may look at every batch finds outputs and gradients.  Without one there are none
         after such an epoch: `get_outputs` raises until the next forward pass.
         """
         leaves, every = eval_metric.leaves(), callback_period(listed(callbacks))

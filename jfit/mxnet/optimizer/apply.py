@@ -21,7 +21,7 @@ from jax import Array
 from jfit import counters, optim
 from jfit.checks import shown
 from jfit.formats.sparse import bounded_dense
-from jfit.mxnet.mutable import as_array, replace
+from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import saved
 from jfit.mxnet.recording.backward import WaitingPass
 from jfit.optim.core import MASTER, is_small, wide
@@ -108,23 +108,17 @@ def apply_update(
     key = optimizer.hyper_key(optimizer.hyper_for_indices(indices, one_by_one))
     slots = tuple([new_state(optimizer, w) if s is None else tuple(s) for w, s in zip(weights, states, strict=True)])
     done, numbers = optimizer.rows(indices, one_by_one)
-    shared = {name: put_like(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if weights else {}
-    program, rest = prepared_update(key, weights, slots, done, numbers, optimizer.rescale_grad, shared)
+    program, counted = _program(key, any(numbers[1]))
+    platform = platform_of(*weights[:1])
+    shares = weights and rule_of(key).state_spec.shared is not None
+    shared = {name: put_like(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if shares else {}
+    done = _rows(platform, np.asarray(done, np.int32))[0] if counted else ()
+    rest = slots, done, _arguments(platform, *numbers, np.float32(optimizer.rescale_grad)), shared
     source, _ = (grads and getattr(grads[0], "_later", None)) or (None, 0)
     together = source.update(weights, grads, program, *rest) if isinstance(source, WaitingPass) else None
     new, after, scalars = together or program(tuple(weights), tuple(map(gradient_of, grads)), *rest)
     optimizer.keep_shared(scalars)
     return list(new), list(after)
-
-
-def prepared_update(
-    key: Any, weights: Sequence[Any], slots: Any, done: Sequence[Any], numbers: Any, scale: Any, shared: Any
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the compiled update with this `hyper_key`, and its arguments after weights and gradients."""
-    program, counted = _program(key, any(numbers[1]))
-    platform = platform_of(*weights[:1])
-    counts = _rows(platform, np.asarray(done, np.int32))[0] if counted else ()
-    return program, (slots, counts, _arguments(platform, *numbers, np.float32(scale)), shared)
 
 
 def gradient_of(box: Any) -> Any:
@@ -265,18 +259,14 @@ def state_from_mxnet(optimizer: Any, nested: Any, small: bool = False, names: Se
     return tuple(slots.get(name) for name in names)
 
 
-def existing_states(
-    optimizer: Any, names: tuple[str, ...], indices: Sequence[Any], nested: Sequence[Any], weights: Sequence[Any]
-) -> list[Slots]:
+def existing_states(optimizer: Any, indices: Sequence[Any], nested: Sequence[Any], weights: Sequence[Any]) -> list[Slots]:
     """Convert initialized MXNet states to slots, and add the hidden slots that the optimizer object stores.
-
-    names: the result of `slot_names`.
 
     Raises:
         ValueError: a state is None although the rule has slots.
     """
-    states = []
-    hides = not optimizer.hidden_slots.isdisjoint(names)
+    names, states = slot_names(optimizer), []
+    hides = optimizer.hidden_slots and not optimizer.hidden_slots.isdisjoint(names)
     for index, state, weight in zip(indices, nested, weights, strict=True):
         slots = state_from_mxnet(optimizer, state, is_small(weight), names)
         if slots is None:
@@ -288,28 +278,9 @@ def existing_states(
     return states
 
 
-def write_back(
-    optimizer: Any,
-    names: tuple[str, ...],
-    weights: Sequence[Any],
-    states: Sequence[Any],
-    new: Sequence[Array],
-    after: Sequence[Slots],
-) -> None:
-    """Write the results of an update into the mutable arrays of weights and states.
-
-    names: the result of `slot_names`.  new, after: new weights and slots.
-    """
-    for box, value in zip(weights, new, strict=True):
-        replace(box, value)
-    for old, columns in zip(states if names else (), after, strict=False):
-        for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(optimizer, columns, names)), strict=False):
-            replace(part, column)
-
-
 def store_hidden(optimizer: Any, indices: Sequence[Any], states: Sequence[Slots]) -> None:
     """Store the hidden slots (those that MXNet does not keep in states) in `optimizer.hidden`."""
-    hidden = optimizer.hidden_slots.intersection(names := slot_names(optimizer))
+    hidden = optimizer.hidden_slots and optimizer.hidden_slots.intersection(names := slot_names(optimizer))
     for index, slots in zip(indices, states if hidden else (), strict=False):
         optimizer.hidden[index] = {name: value for name, value in zip(names, slots, strict=True) if name in hidden}
 

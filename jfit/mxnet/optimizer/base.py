@@ -21,13 +21,13 @@ from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.apply import (
     apply_update,
     existing_states,
+    nested_leaves,
     new_state,
     rule_of,
     slot_names,
     state_to_mxnet,
     store_hidden,
     warn_of_precision,
-    write_back,
 )
 from jfit.mxnet.optimizer.shared import Shared
 from jfit.ops import nearest
@@ -519,10 +519,15 @@ class Optimizer:
             one_by_one: as in `apply_update`.
         """
         weights, names = [as_array(w) for w in weight], slot_names(self)
-        slots = existing_states(self, names, index, state, weights) if names else [()] * len(weights)
+        slots = existing_states(self, index, state, weights) if names else [()] * len(weights)
         new, after = apply_update(self, index, weights, grad, slots, one_by_one)
-        write_back(self, names, weight, state, new, after)
-        store_hidden(self, index, after)
+        for box, value in zip(weight, new, strict=True):
+            replace(box, value)
+        if names:
+            store_hidden(self, index, after)
+            for old, columns in zip(state, after, strict=True):
+                for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(self, columns, names)), strict=False):
+                    replace(part, column)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update parameters in place, as `update`, with states of `create_state_multi_precision`.

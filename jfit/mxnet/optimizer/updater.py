@@ -14,20 +14,8 @@ from jfit.formats.sparse import bounded_dense
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.mutable import MutableArray, as_array, mutable_class
 from jfit.mxnet.optimizer import saved
-from jfit.mxnet.optimizer.apply import (
-    check_arrays,
-    check_shapes,
-    gradient_of,
-    map_state,
-    nested_leaves,
-    put_like,
-    rule_of,
-    state_from_mxnet,
-    state_to_mxnet,
-    upcast,
-)
+from jfit.mxnet.optimizer.apply import check_arrays, check_shapes, map_state, put_like, state_from_mxnet, state_to_mxnet, upcast
 from jfit.mxnet.optimizer.base import Optimizer
-from jfit.mxnet.optimizer.waiting import WaitingUpdates, can_wait
 from jfit.mxnet.optimizer.settings import progress_of, restore_settings, settings_of
 from jfit.optim.core import is_small
 
@@ -66,7 +54,6 @@ class Updater:
         self.states_synced: dict[Any, bool] = {}
         self.aggregate_updates = optimizer.aggregate_num > 0
         self.one_by_one = False
-        self._waiting: dict[Any, WaitingUpdates] = {}  # by rule, numbers and device
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update one parameter, or lists of them in one dispatch; the first update of an index creates its state.
@@ -77,8 +64,6 @@ class Updater:
             weight: mutable array, or a list.
         """
         if not isinstance(index, (list, tuple)):
-            if self._wait(index, grad, weight):
-                return
             index, grad, weight = [index], [grad], [weight]
         if not index:
             return
@@ -92,30 +77,6 @@ class Updater:
             return
         for i, w, g, s in zip(index, weight, grad, states, strict=True):
             optimizer.update_multi_precision(i, w, g, s)
-
-    def _wait(self, index: Any, grad: Any, weight: Any) -> bool:
-        """Let the update of one parameter wait, and return True; False if it must run now."""
-        optimizer = self.optimizer
-        if not (optimizer.takes_lists and isinstance(weight, MutableArray)):
-            return False
-        optimizer._set_current_context(_device_id(weight))
-        self._prepare(index, weight)
-        state, value, gradient, key = self.states[index], weight.value, gradient_of(grad), optimizer.hyper_key()
-        boxes = [weight, *nested_leaves(state)]
-        alone = (
-            rule_of(key).state_spec.shared is None
-            and not optimizer.hidden_slots
-            and not optimizer.hyper_for_indices([index], self.one_by_one)
-        )
-        if not (alone and can_wait(boxes) and gradient.shape == value.shape and isinstance(value, jax.Array)):
-            return False
-        (done,), numbers = optimizer.rows([index], self.one_by_one)
-        group = key, any(numbers[1]), optimizer.rescale_grad, value.sharding, value.committed
-        updates = self._waiting.get(group)
-        if updates is None or updates.is_over:
-            updates = self._waiting[group] = WaitingUpdates(optimizer, key)
-        updates.add(boxes, index, weight, state, gradient, done, numbers)
-        return True
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
         """Serialize the states and update counts as an MXNet `.states` file; blocks until the values are computed.
