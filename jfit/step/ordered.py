@@ -95,7 +95,10 @@ def tree_sum(parts: Sequence[SliceSums]) -> SliceSums:
 def loop_sums(
     of_slice: Callable[[TrainState, Any, Array], tuple[SliceSums, Any]], state: TrainState, batch: Any, span: Array
 ) -> tuple[SliceSums, Any]:
-    """Compute consecutive slices of a batch in a loop, each with the bits of a program of its own.
+    """Compute consecutive slices of a batch in a loop, each with the bits of a program of its own, and add them.
+
+    They are added in the order of `tree_sum`, by a loop of two for each level of the tree: only one sum per level is in memory,
+    and XLA compiles one addition per level.
 
     Args:
         of_slice: `of_slice(state, batch of the slice, number of the slice) -> (SliceSums, values)`.
@@ -113,18 +116,32 @@ def loop_sums(
     def empty(*shape: int) -> Any:
         return jax.tree.map(lambda x: lax.empty((*shape, *x.shape), x.dtype), shapes)
 
-    def body(k: Any, carry: Any) -> Any:
+    def one(k: Any, inputs: Any, stacks: Any) -> Any:
         # XLA compiles a branch as a program of its own: it fuses nothing with the code around it, which would round otherwise,
         # and moves nothing out of the loop.  It does both across `lax.optimization_barrier`, on CPU.  The rows are carried
         # because it would move the reshape of a slice into the branch.
-        inputs, results = carry
-        result = lax.cond(span[1] > 0, of_slice, lambda *_: empty(), state, *inputs)
-        return (rows(k + 1), span[0] + k + 1), jax.tree.map(lambda xs, x: xs.at[k].set(x), results, result)
+        sums, values = lax.cond(span[1] > 0, of_slice, lambda *_: empty(), state, *inputs)
+        stacks = jax.tree.map(lambda xs, x: xs.at[k].set(x), stacks, (sums.tables, values))
+        return (k + 1, (rows(k + 1), span[0] + k + 1), stacks), sums._replace(tables={})
+
+    def several(size: int, carry: Any) -> Any:
+        if size == 1:
+            return one(*carry)
+
+        def body(half: Any, carry_and_total: Any) -> Any:
+            carry, total = carry_and_total
+            carry, sums = several(size // 2, carry)
+            return carry, jax.tree.map(lambda x, y: jnp.where(half > 0, x, y), _add(total, sums), sums)
+
+        return lax.fori_loop(0, jnp.minimum(span[1], 2), body, (carry, empty()[0]._replace(tables={})))
 
     first, size = (rows(0), span[0]), len(jax.tree.leaves(batch)[0])
     shapes = jax.eval_shape(of_slice, state, *first)
-    sums, values = lax.fori_loop(0, span[1], body, (first, empty(size)))[1]
-    return tree_sum([jax.tree.map(lambda x, k=k: x[k], sums) for k in range(size)]), values
+    of_rows, values = empty(size)
+    (_, _, (tables, values)), sums = several(size, (jnp.int32(0), first, (of_rows.tables, values)))
+    # concatenated, as `tree_sum` does
+    tables = {k: SparseRows(rows.indices.reshape(-1), lax.collapse(rows.values, 0, 2)) for k, rows in tables.items()}
+    return sums._replace(tables=tables), values
 
 
 def reduced(sums: SliceSums, state: TrainState) -> ShardPass:

@@ -14,13 +14,14 @@ from jfit.lowering.frameworks.adapted import call_of
 from jfit.mxnet import ndarray, symbol
 from jfit.mxnet.files import save_checkpoint
 from jfit.mxnet.gluon.block import Block
-from jfit.mxnet.gluon.graph_calls import call_graph
 from jfit.mxnet.gluon.model import adapt, as_loss, input_names
 from jfit.mxnet.gluon.nesting import flatten, leaves_of, regroup
 from jfit.mxnet.monitor.capture import named_entries
 from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.ndarray.invoke import run
 from jfit.mxnet.ndarray_classes import ParameterDict
 from jfit.mxnet.numpy.symbols import as_numpy_symbol
+from jfit.mxnet.recording.calls import graph_call
 
 
 class HybridBlock(Block):
@@ -137,12 +138,12 @@ class HybridBlock(Block):
                 raise ValueError(f"{self.name} was called with {found}; pass either NDArrays or Symbols")
             if symbols:
                 return self._as_symbols(x, *args)
+        if self._active:
+            if len(arrays) > 1 and len(contexts := {v.ctx for v in arrays}) > 1:
+                raise ValueError(f"{self.name} is hybridized, so its inputs must be on one context; found {contexts}")
+            return self._call_cached_op(x, *args)
         ctx = arrays[0].ctx
         with ctx:
-            if self._active:
-                if len(arrays) > 1 and len(contexts := {v.ctx for v in arrays}) > 1:
-                    raise ValueError(f"{self.name} is hybridized, so its inputs must be on one context; found {contexts}")
-                return self._call_cached_op(x, *args)
             return self.hybrid_forward(ndarray, x, *args, **self._values(self._reg_params, ctx, x, *args))
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -170,30 +171,37 @@ class HybridBlock(Block):
         return self._cached_graph
 
     def _call_cached_op(self, *args: Any) -> Any:
-        params = self._build_cache(*args) if self._cached_params is None else self._cached_params
         flat, form = flatten(args, "inputs")
+        inputs = [v for v in flat if v is not None]
+        if not self._sources:
+            with inputs[0].ctx:
+                self._build_cache(*args)
         if form != self._in_format:
             self._check_structure(form)
-        inputs, out = self._cached_graph
-        arrays = dict(zip([v.name for v in inputs], [v for v in flat if v is not None], strict=True))
-        for name, param in params.items():
-            cells = param._data if param._stype == "default" else None
-            arrays[name] = cells[0] if cells is not None and len(cells) == 1 else param.data()
-        return regroup((self._watched if self._op_hook else call_graph)(out, arrays), self._out_format)
+        arrays = []
+        for source in self._sources:
+            if isinstance(source, int):
+                arrays.append(inputs[source])
+                continue
+            cells = source._data if source._stype == "default" else None
+            arrays.append(cells[0] if cells is not None and len(cells) == 1 else source.data(inputs[0].ctx))
+        call = self._watched if self._op_hook else _run_graph
+        return regroup(call(self._cached_graph[1], arrays), self._out_format)
 
-    def _watched(self, out: Any, arrays: dict[str, Any]) -> list[Any]:
+    def _watched(self, out: Any, arrays: list[Any]) -> list[Any]:
         """Call the graph with the arrays of all operators as further outputs, and the hook for each of them."""
         callback, monitor_all = self._op_hook
         inside: Any = list(named_entries(out, monitor_all))
         computed = [entry for _, _, entry in inside if entry.node.op is not None]
-        values = call_graph(symbol.Symbol((*out.heads, *computed)), arrays)
+        named, watched = dict(zip(graph_call(out)[1], arrays, strict=True)), symbol.Symbol((*out.heads, *computed))
+        values = _run_graph(watched, [named[name] for name in graph_call(watched)[1]])
         rest = iter(values[len(out) :])
         for node, name, entry in inside:
-            callback(name.encode(), node.op.name.encode(), arrays[entry.node.name] if entry.node.op is None else next(rest))
+            callback(name.encode(), node.op.name.encode(), named[entry.node.name] if entry.node.op is None else next(rest))
         return values[: len(out)]
 
-    def _build_cache(self, *args: Any) -> dict[str, Any]:
-        """Make the graph, and return its parameters by name, whose shapes are inferred."""
+    def _build_cache(self, *args: Any) -> None:
+        """Make the graph and its call, and infer the shapes of its parameters."""
         inputs, out = self._get_graph(*args)
         needed, params = out.list_inputs(), self.collect_params()
         names = [v.name for v in inputs]
@@ -203,10 +211,8 @@ class HybridBlock(Block):
         unused += [f"parameter {n!r}" for n in params if n not in needed]
         if unused:
             warnings.warn(f"{', '.join(unused)} of {self.name}: not used in its output", stacklevel=5)
-        used = {n: params[n] for n in needed if n not in names}
-        self._values(used, None, *args)
-        self._cached_params = used
-        return used
+        self._values({n: params[n] for n in needed if n not in names}, None, *args)
+        self._sources = [names.index(n) if n in names else params[n] for n in graph_call(out)[1]]
 
     def _values(self, params: dict[str, Any], ctx: Any, *args: Any) -> dict[str, Any]:
         """Return the arrays of parameters; those that wait for their shapes, which `args` determine, are initialized first."""
@@ -227,7 +233,7 @@ class HybridBlock(Block):
 
     def _clear_cached_op(self) -> None:
         self._cached_graph: Any = ()
-        self._cached_params: Any = None  # parameters of the graph by name
+        self._sources: Any = ()  # of each array that the graph takes: the number of an input, or a Parameter
 
     # -------------------------------------------------------------------------------- as a model of JAX
     _adapted, _as_loss = adapt, as_loss  # what `jfit.fit` takes as model and as loss
@@ -288,6 +294,11 @@ class HybridBlock(Block):
         values = {name: params[name]._reduce() for name in out.list_inputs() if name in params}
         aux = {name: values.pop(name) for name in out.list_auxiliary_states() if name in values}
         save_checkpoint(os.fspath(path), epoch, out, values, aux, remove_amp_cast)
+
+
+def _run_graph(graph: Any, arrays: list[Any]) -> list[Any]:
+    """Call a graph as one operation, which is recorded; the outputs are `mx.np` arrays if one of the inputs is."""
+    return run(graph_call(graph)[0], arrays, next((a._kind for a in arrays if a._kind is not NDArray), NDArray))
 
 
 class SymbolBlock(HybridBlock):
@@ -372,8 +383,7 @@ class SymbolBlock(HybridBlock):
     def forward(self, x: Any, *args: Any) -> Any:
         """Call the compiled graph on NDArrays, or return it with symbols in place of its inputs."""
         if isinstance(x, NDArray):
-            with x.ctx:
-                return self._call_cached_op(x, *args)
+            return self._call_cached_op(x, *args)
         assert isinstance(x, Graph), f"the first argument of a SymbolBlock is an NDArray or Symbol; found {type(x).__name__}."
         flat, form = flatten((x, *args), "inputs")
         self._check_structure(form)
@@ -400,4 +410,6 @@ class SymbolBlock(HybridBlock):
         return super()._call_arguments([v.name for v in self._cached_graph[0]] if inputs is None else inputs)
 
     def _clear_cached_op(self) -> None:
-        self._cached_graph, self._cached_params = getattr(self, "_cached_graph", ()), None
+        graph = getattr(self, "_cached_graph", ())
+        super()._clear_cached_op()
+        self._cached_graph = graph

@@ -23,6 +23,7 @@ from jfit.graph.infer import trace_shapes
 from jfit.mxnet.context import Context, context_of, current_context, place
 from jfit.mxnet.errors import MXNetError, ReshapeError
 from jfit.mxnet.mutable import MutableArray, as_array, host, is_tracer
+from jfit.mxnet.namespaces import split_attributes
 from jfit.mxnet.ndarray import invoke as operators
 from jfit.mxnet.ndarray.invoke import call, is_array, run, with_number
 from jfit.mxnet.recording.backward import backward
@@ -341,6 +342,11 @@ class NDArray(MutableArray):
         """Return a copy with the axes permuted, as arguments, one tuple or `axes=`; reversed by default."""
         order = kwargs.get("axes", axes[0] if len(axes) == 1 and isinstance(axes[0], (list, tuple)) else axes)
         return function("transpose")(self, axes=tuple(order or ()))
+
+    def split_v2(self, indices_or_sections: Any, axis: int = 0, squeeze_axis: bool = False) -> Any:
+        """`mx.nd.split_v2` of this array."""
+        parts = split_attributes(indices_or_sections)
+        return function("_split_v2")(self, axis=axis, squeeze_axis=squeeze_axis, **parts)
 
     def slice(self, begin: Any, end: Any, step: Any = None) -> NDArray:
         """Return a copy of begin[k] <= index < end[k] along each axis k."""

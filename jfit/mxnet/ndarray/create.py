@@ -18,7 +18,6 @@ from jfit.formats.sparse import SparseArray
 from jfit.mxnet.context import current_context, place
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.mutable import MutableArray, OnHost, as_array
-from jfit.mxnet.namespaces import split_attributes
 from jfit.mxnet.ndarray.array import NDArray, copy_as, function, stays_on_host
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.ndarray.sparse import from_record, to_record
@@ -239,7 +238,7 @@ def split_v2(ary: NDArray, indices_or_sections: Any, axis: int = 0, squeeze_axis
         >>> [p.shape for p in split_v2(ones((4, 3)), (1,))]
         [(1, 3), (3, 3)]
     """
-    return function("_split_v2")(ary, axis=axis, squeeze_axis=squeeze_axis, **split_attributes(indices_or_sections))
+    return ary.split_v2(indices_or_sections, axis, squeeze_axis)
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0, always_copy: bool = True) -> NDArray:

@@ -77,6 +77,7 @@ def write(out: Any, result: Any) -> Any:
 
 def elementwise(name: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
     """Apply an elementwise function to arrays (with broadcasting) and numbers; NumPy's to numbers alone."""
+    inputs += tuple([options.pop(key) for key in ("x", "x1", "x2") if key in options])
     for key, value in options.items():
         if key not in _OPTIONS:
             raise TypeError(f"mx.np.{name} has no argument {key!r}")
@@ -183,6 +184,12 @@ class ndarray(NDArray):
     def as_nd_ndarray(self) -> NDArray:
         """Return an `mx.nd.NDArray` that shares the values: a write to one of them changes both."""
         return self.shared(NDArray)
+
+    def copy(self, order: str = "C") -> Any:
+        """Return a copy on the same device; `order` must be "C" (else NotImplementedError)."""
+        if order != "C":
+            raise NotImplementedError(f"copy(order={order!r}): arrays of JAX are always in order 'C'; leave it out")
+        return super().copy()
 
     def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True) -> Any:
         """Return the values in another dtype; `copy=False` returns the array itself if it has this dtype already."""

@@ -88,6 +88,11 @@ class Symbol(Graph):
         """Return the symbol itself: XLA optimizes it when it runs."""
         return self
 
+    def split_v2(self, indices_or_sections: Any, axis: int = 0, squeeze_axis: bool = False, **kwargs: Any) -> Symbol:
+        """`mx.sym.split_v2` of this symbol."""
+        parts = split_attributes(indices_or_sections)
+        return operator("_split_v2")(self, axis=axis, squeeze_axis=squeeze_axis, **parts, **kwargs)
+
     def astype(self, dtype: Any) -> Symbol:
         """Return the symbol cast to a dtype."""
         return operator("cast")(self, dtype=np.dtype(dtype).name)
@@ -347,5 +352,4 @@ def split_v2(ary: Symbol, indices_or_sections: Any, axis: int = 0, squeeze_axis:
         >>> split_v2(Variable("x"), (1,)).infer_shape(x=(4, 3))[1]
         [(1, 3), (3, 3)]
     """
-    parts = split_attributes(indices_or_sections)
-    return operator("_split_v2")(ary, axis=axis, squeeze_axis=squeeze_axis, **parts, **kwargs)
+    return ary.split_v2(indices_or_sections, axis, squeeze_axis, **kwargs)

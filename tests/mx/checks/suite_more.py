@@ -109,3 +109,33 @@ def check_candidates(mx):
 def check_names_of_star_imports(mx):
     """Names that star imports of the test utilities give to scripts."""
     return {"names": sorted(n for n in ("np", "rnd", "os", "sys", "time", "json") if hasattr(mx.test_utils, n))}
+
+
+def check_positions_and_names_of_arguments(mx):
+    one, three = mx.nd.ones((2, 2)), mx.nd.array(np.arange(9.0).reshape(1, 1, 3, 3))
+    nets = {
+        "average": mx.gluon.nn.AvgPool2D(2, 2, 0, True),
+        "average_padded": mx.gluon.nn.AvgPool2D(2, 2, 1, False, "NCHW", False),
+        "largest": mx.gluon.nn.MaxPool2D(2, 2, 0, "NCHW", True),
+    }
+    both = mx.metric.CompositeEvalMetric(["acc"])
+    both.update_dict(labels={"y": mx.nd.array([1, 0])}, preds={"p": mx.nd.array([[0.2, 0.8], [0.1, 0.9]])})
+    found = {
+        "gemm": mx.nd.linalg.gemm(one, one, one, False, False, 2.0, 3.0).asnumpy(),
+        "gemm2": mx.nd.linalg.gemm2(one, one, False, False, 2.0).asnumpy(),
+        "deconvolution": list(
+            mx.nd.Deconvolution(three, mx.nd.ones((1, 1, 2, 2)), None, (2, 2), (2, 2), (1, 1), (0, 0), (1, 1), (), 1).shape
+        ),
+        "convolution": list(
+            mx.nd.Convolution(three, mx.nd.ones((1, 1, 2, 2)), mx.nd.ones(1), (2, 2), (1, 1), (1, 1), (0, 0), 1).shape
+        ),
+        "no_bias": mx.nd.FullyConnected(one, one, None, 2, True).asnumpy(),
+        "no_length": mx.nd.softmax(mx.nd.array([[0, 1], [2, 4]]), None, 0).asnumpy(),
+        "no_axis": list(mx.nd.sum(three, None, True).shape),
+        "symbol_no_bias": mx.sym.FullyConnected(mx.sym.Variable("x"), mx.sym.Variable("w"), None, 3, True).list_arguments(),
+        "scale_down": list(mx.image.scale_down(src_size=(10, 20), size=(30, 30))),
+        "update_dict": list(both.get()),
+        "rows": mx.test_utils.rand_sparse_ndarray((4, 2), "row_sparse", 1.0, modifier_func=lambda v: 2.0)[0].asnumpy(),
+        "custom": list(mx.metric.CustomMetric(lambda label, pred: 1.0, "one", True).get())[:1],
+    }
+    return found | {name: net(three).asnumpy() for name, net in nets.items()}

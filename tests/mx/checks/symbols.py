@@ -183,6 +183,9 @@ def check_symbol_operators(mx):
             "index_wrong": raised(lambda: mx.sym.Group([a, b])["c"]),
             "copy": value(a.__copy__()),
             "sort": value(mx.sym.sort(a)),
+            "split_v2": value(a.split_v2(3)[2]),
+            "split_v2_at": [len(a.split_v2(indices_or_sections=(1,))), value(a.split_v2((1,), axis=0)[1])],
+            "split_v2_arrays": [p.asnumpy() for p in mx.nd.array(x).split_v2(3, axis=0)],
         }
 
 

@@ -1,0 +1,98 @@
+"""Rare uses of common operators and classes: kernels larger than the data, modes of backward, states with their optimizer."""
+
+import numpy as np
+from recorded_checks import raised
+
+
+def check_kernels_that_do_not_fit(mx):
+    images, line, volume = mx.nd.ones((2, 3, 2, 4)), mx.nd.ones((2, 3, 2)), mx.nd.ones((2, 3, 2, 4, 4))
+    nd, large = mx.nd, {"kernel": (5, 3), "num_filter": 4, "no_bias": True}
+    filters = mx.nd.ones((4, 3, 5, 3))
+    values = {
+        "2-D": raised(nd.Convolution, images, filters, **large),
+        "old": raised(nd.Convolution_v1, images, filters, **large),
+        "dilated": raised(nd.Convolution, images, mx.nd.ones((4, 3, 3, 3)), **{**large, "kernel": (3, 3)}, dilate=(2, 1)),
+        "padded": nd.Convolution(images, mx.nd.ones((4, 3, 3, 3)), **{**large, "kernel": (3, 3)}, dilate=(2, 1), pad=(2, 0)),
+        "1-D": raised(nd.Convolution, line, mx.nd.ones((4, 3, 5)), **{**large, "kernel": (5,)}),
+        "3-D": raised(nd.Convolution, volume, mx.nd.ones((4, 3, 5, 1, 1)), **{**large, "kernel": (5, 1, 1)}),
+        "transposed": raised(nd.Deconvolution, images, mx.nd.ones((3, 4, 2, 2)), kernel=(2, 2), num_filter=4, pad=(3, 3)),
+        "old pooling": raised(nd.Pooling_v1, images, kernel=(5, 3)),
+        "patches": raised(nd.im2col, images, kernel=(5, 3)),
+    }
+    for kind in ("max", "avg"):
+        for convention in ("valid", "full"):
+            pool = {"kernel": (5, 3), "pool_type": kind, "pooling_convention": convention}
+            values[f"{kind} {convention}"] = raised(nd.Pooling, images, **pool)
+            values[f"{kind} {convention} symbol"] = raised(mx.sym.Pooling(mx.sym.var("x"), **pool).infer_shape, x=(2, 3, 2, 4))
+    convolution = mx.sym.Convolution(mx.sym.var("x"), name="c", **large)
+    values["symbol"] = raised(convolution.infer_shape, x=(2, 3, 2, 4))
+    values["symbol in part"] = str(convolution.infer_shape_partial(x=(2, 3, 0, 4))[0])
+    for name, layer in (("conv", mx.gluon.nn.Conv2D(4, (5, 3))), ("pool", mx.gluon.nn.MaxPool2D((5, 3)))):
+        layer.initialize()
+        values[name] = raised(lambda layer=layer: layer(images).asnumpy())
+    return values
+
+
+def check_batch_norm_in_prediction_mode(mx):
+    rng, values = np.random.RandomState(0), {}
+    x, head = rng.randn(4, 3, 2, 2), rng.randn(4, 3, 2, 2)
+    vectors = rng.randn(4, 3) * [[1], [1], [1], [0]] + [[0], [0], [0], [1.5]]
+    for record, back in ((True, True), (False, False), (False, True), (True, False)):
+        arrays = [mx.nd.array(a) for a in (x, *vectors)]
+        for array in arrays[:3]:
+            array.attach_grad()
+        with mx.autograd.record(train_mode=record):
+            y = mx.nd.BatchNorm(*arrays, fix_gamma=False)
+        y.backward(mx.nd.array(head), train_mode=back)
+        name = f"record {record}, backward {back}"
+        values[name] = y
+        values |= {f"{name}, {which}": array.grad for which, array in zip("xgb", arrays[:3], strict=True)}
+        values[f"{name}, mean"] = arrays[3]
+    return values
+
+
+def check_states_with_their_optimizer(mx):
+    gradient, values = mx.nd.array([1, 1]), {}
+    for name, options in {"sgd": {"momentum": 0.9}, "adam": {}, "rmsprop": {}}.items():
+        for dump in (True, False):
+            first = mx.optimizer.get_updater(mx.optimizer.create(name, learning_rate=0.5, rescale_grad=0.25, wd=0.1, **options))
+            first(0, gradient, mx.nd.array([1, 2]))
+            second = mx.optimizer.get_updater(mx.optimizer.create(name, learning_rate=0.1, rescale_grad=2.0))
+            second.set_states(first.get_states(dump_optimizer=dump))
+            case = f"{name} {'with' if dump else 'without'}"
+            values |= {f"{case}, {key}": float(getattr(second.optimizer, key)) for key in ("rescale_grad", "lr", "wd")}
+            if dump:
+                weight = mx.nd.array([1, 2])
+                second(0, gradient, weight)
+                values[case] = weight
+    return values
+
+
+def check_rows_with_a_gradient_of_zero(mx):
+    values = {}
+    for name, options in {"sgd": {}, "momentum": {"momentum": 0.9}, "all": {"lazy_update": False}, "adam": {}}.items():
+        optimizer = {"learning_rate": 0.5, "wd": 0.1, **options}
+        update = mx.optimizer.get_updater(mx.optimizer.create("adam" if name == "adam" else "sgd", **optimizer))
+        weight = mx.nd.array(np.arange(8).reshape(4, 2))
+        rows = mx.nd.sparse.row_sparse_array((np.float32([[1, 1], [0, 0]]), [0, 2]), shape=(4, 2))
+        for _ in range(2):
+            update(0, rows, weight)
+        values[name] = weight
+    data, mask = mx.sym.var("data"), mx.sym.var("mask")
+    table = mx.sym.Embedding(data, name="e", input_dim=4, output_dim=2, sparse_grad=True)
+    module = mx.mod.Module(mx.sym.MakeLoss(mx.sym.sum(table * mask)), ["data", "mask"], None)
+    module.bind([("data", (2,)), ("mask", (2, 2))])
+    module.init_params(mx.init.One())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.5, "wd": 0.1, "momentum": 0.9, "rescale_grad": 1.0})
+    batch = [mx.nd.array([0, 2]), mx.nd.array([[1, 1], [0, 0]])]
+    layer = mx.gluon.nn.Embedding(4, 2, sparse_grad=True)
+    layer.initialize(mx.init.One())
+    trainer = mx.gluon.Trainer(layer.collect_params(), "sgd", {"learning_rate": 0.5, "wd": 0.1, "momentum": 0.9})
+    for _ in range(2):
+        module.forward_backward(mx.io.DataBatch(batch, []))
+        module.update()
+        with mx.autograd.record():
+            loss = (layer(batch[0]) * batch[1]).sum()
+        loss.backward()
+        trainer.step(1)
+    return {**values, "Module": module.get_params()[0]["e_weight"], "Trainer": layer.weight.data()}
