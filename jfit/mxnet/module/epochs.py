@@ -64,7 +64,6 @@ class EpochRunner:
         self._table = table
         uneven = len(set(self.counts)) > 1
         self._weight = place_split(weight, parameters.devices) if uneven else None
-        self._specs = {n: jax.ShapeDtypeStruct((max(self.counts), *a.shape[1:]), a.dtype) for n, a in self.arrays.items()}
 
     @property
     def data(self) -> Any:
@@ -99,7 +98,7 @@ class EpochRunner:
             self.ahead = 1  # a callback may look at what changes with each step
 
         def keep(number: int, results: Callable[[], Any]) -> Deferred:
-            return self.passes.keep(GatheredPass(batch_of(number), self.counts, True, 0, self._specs), results)
+            return self.passes.keep(GatheredPass(batch_of(number), self.counts, True, 0), results)
 
         try:
             while at < full and going and not flag:

@@ -259,13 +259,15 @@ def state_from_mxnet(optimizer: Any, nested: Any, small: bool = False, names: Se
     return tuple(slots.get(name) for name in names)
 
 
-def existing_states(optimizer: Any, indices: Sequence[Any], nested: Sequence[Any], weights: Sequence[Any]) -> list[Slots]:
+def existing_states(optimizer: Any, names: Any, indices: Sequence[Any], nested: Sequence[Any], weights: Any) -> list[Slots]:
     """Convert initialized MXNet states to slots, and add the hidden slots that the optimizer object stores.
+
+    names: the result of `slot_names`.
 
     Raises:
         ValueError: a state is None although the rule has slots.
     """
-    names, states = slot_names(optimizer), []
+    states = []
     hides = optimizer.hidden_slots and not optimizer.hidden_slots.isdisjoint(names)
     for index, state, weight in zip(indices, nested, weights, strict=True):
         slots = state_from_mxnet(optimizer, state, is_small(weight), names)
