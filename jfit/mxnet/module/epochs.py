@@ -149,9 +149,10 @@ class EpochRunner:
         parameters.sync_multipliers()
         start, single, scale, setting = parameters.state, self._program(), np.float32(optimizer.rescale_grad), self._setting()
         rates = np.full(self.ahead, optimizer.rate(), np.float32)
-        table = passes.run(self._program(ahead=True), pack, np.int32(at), rates, np.int32(steps), count=0)
-        end, table = parameters.state, counters.read(table)  # sync: the callbacks may read the metrics
-        parameters.state = start._replace(metrics=None)
+        with defer_interrupts():
+            table = passes.run(self._program(ahead=True), pack, np.int32(at), rates, np.int32(steps), count=0)
+            end, parameters.state = parameters.state, start._replace(metrics=None)
+        table = counters.read(table)  # sync: the callbacks may read the metrics
 
         def repeat(number: int) -> Any:
             parameters.state, results = start, ()

@@ -490,6 +490,7 @@ class Module(BaseModule):
 
     def monitored(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return (arguments, auxiliary states), dicts of arrays by name, for a Monitor."""
+        self._settle()
         params, aux = self.parameters.arrays()
         values = {**self._last_inputs, **params}
         return {n: values[n] for n in self.binding.arguments if n in values}, {n: aux[n] for n in self.binding.aux}
