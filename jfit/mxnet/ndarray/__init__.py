@@ -39,7 +39,7 @@ from jfit.mxnet.ndarray.create import (
     waitall,
     zeros,
 )
-from jfit.mxnet.ndarray.sparse import CSRNDArray, RowSparseNDArray
+from jfit.mxnet.ndarray.sparse import CSRNDArray, RowSparseNDArray, cast_storage
 from jfit.mxnet.numpy import extension as npx
 
 contrib = Namespace(
@@ -56,6 +56,7 @@ __all__ = [
     "RowSparseNDArray",
     "arange",
     "array",
+    "cast_storage",
     "concatenate",
     "contrib",
     "empty",

@@ -108,8 +108,8 @@ class NDArray(MutableArray):
         return self.transpose()
 
     def __repr__(self) -> str:
-        sizes = "x".join(map(str, self.shape))
-        return f"\n{self.asnumpy()!s}\n<{'NDArray' if isinstance(self, View) else type(self).__name__} {sizes} @{self.context}>"
+        kind, sizes = NDArray if self.stype == "default" else type(self), "x".join(map(str, self.shape))
+        return f"\n{self.asnumpy()!s}\n<{kind.__name__} {sizes} @{self.context}>"
 
     __hash__ = object.__hash__
 
@@ -337,6 +337,10 @@ class NDArray(MutableArray):
     def reshape_like(self, other: NDArray) -> NDArray:
         """Return a view in the shape of `other`."""
         return self.reshape(other.shape)
+
+    def broadcast_to(self, shape: tuple[int, ...]) -> NDArray:
+        """Return a copy in `shape`, in which axes of size 1 are repeated; missing leading axes have size 1."""
+        return function("broadcast_to")(self.reshaped((1,) * (len(shape) - self.ndim) + self.shape), shape=shape)
 
     def transpose(self, *axes: Any, **kwargs: Any) -> NDArray:
         """Return a copy with the axes permuted, as arguments, one tuple or `axes=`; reversed by default."""

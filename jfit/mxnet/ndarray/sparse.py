@@ -10,13 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
-from jfit.formats.sparse import SparseArray, from_dense
+from jfit.formats.sparse import SparseArray, from_dense, sparse_problem
+from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.namespaces import PAIRS, find
-from jfit.mxnet.ndarray.array import STORAGE, NDArray, binary_function, function
+from jfit.mxnet.ndarray.array import STORAGE, NDArray, binary_function, function, is_recording
 from jfit.optim.rows import SparseRows
 
-__all__ = ["BaseSparseNDArray", "CSRNDArray", "RowSparseNDArray", "array", "csr_matrix", "empty", "row_sparse_array", "zeros"]
+__all__ = [
+    "BaseSparseNDArray", "CSRNDArray", "RowSparseNDArray", "array", "cast_storage", "csr_matrix", "empty", "row_sparse_array",
+    "zeros",
+]  # fmt: skip
 
 
 class BaseSparseNDArray(NDArray):
@@ -68,6 +72,11 @@ class BaseSparseNDArray(NDArray):
         """Return a copy in a new buffer, with the same storage type (sparse)."""
         return type(self)(self.record)
 
+    def check_format(self, full_check: bool = True) -> None:
+        """Raise MXNetError if indices are out of range or out of order; `full_check` is accepted and ignored."""
+        if problem := sparse_problem(self.record):
+            raise MXNetError(f"{type(self).__name__}: {problem}")
+
     def tostype(self, stype: str) -> Any:
         """Return the array in another storage type: "default" (dense), "csr" or "row_sparse"."""
         return self if stype == self.stype else NDArray(self.value) if stype == "default" else super().tostype(stype)
@@ -118,6 +127,18 @@ class CSRNDArray(BaseSparseNDArray):
 
     indptr = property(lambda self: NDArray(self.record.aux[0]), doc="Index in `data` of the first value of each row.")
     indices = property(lambda self: NDArray(self.record.aux[1]), doc="Column of each stored value, (nnz,) int64.")
+
+    def __getitem__(self, key: Any) -> Any:
+        """Rows, by a slice or an integer, are a CSRNDArray; other indices return dense arrays."""
+        if isinstance(key, (int, np.integer)):
+            key = slice(key, key + 1 or None)
+        part = super().__getitem__(key)
+        return part.tostype("csr") if isinstance(key, slice) else part
+
+    def asscipy(self) -> Any:
+        """Return a copy as a `scipy.sparse.csr_matrix`."""
+        (starts, columns), data = self.record.aux, self.record.data
+        return _scipy_matrix((data.copy(), columns, starts), self.shape)
 
 
 class RowSparseNDArray(BaseSparseNDArray):
@@ -173,6 +194,13 @@ def retain(data: RowSparseNDArray, indices: Any) -> RowSparseNDArray:
     return RowSparseNDArray(record._replace(data=record.data[mask], aux=(record.aux[0][mask],)))
 
 
+def _scipy_matrix(source: Any, shape: Any) -> Any:
+    """Call `scipy.sparse.csr_matrix`."""
+    import scipy.sparse  # few programs use it
+
+    return scipy.sparse.csr_matrix(source, shape)
+
+
 STORAGE.update(csr=CSRNDArray, row_sparse=RowSparseNDArray)
 
 
@@ -214,7 +242,8 @@ def csr_matrix(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None)
     """Create a CSR matrix.
 
     Args:
-        arg1: (data, indices, indptr), see `CSRNDArray`, or a dense matrix.
+        arg1: (data, indices, indptr), see `CSRNDArray`; (data, (rows, columns)), the position of each value: those at
+            equal positions are added; a shape, for zeros; a CSRNDArray, a matrix of scipy.sparse, or a dense one.
         shape: (rows, columns); by default the smallest that fits the indices.
         ctx: accepted and ignored; the stored values are on the host.
         dtype: float32 by default.
@@ -231,6 +260,13 @@ def csr_matrix(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None)
         starts, columns = indptr.astype(np.int64), indices.astype(np.int64)
         sizes = shape or (len(starts) - 1, int(columns.max(initial=-1)) + 1)
         return CSRNDArray(SparseArray("csr", data.astype(dtype or np.float32), (starts, columns), tuple(sizes)))
+    if isinstance(arg1, tuple) and np.isscalar(arg1[0]):
+        return zeros("csr", arg1, ctx, dtype)
+    if isinstance(arg1, tuple):
+        data, places = arg1
+        arg1 = _scipy_matrix((np.asarray(as_array(data)), tuple(np.asarray(as_array(p), int) for p in places)), shape)
+    if hasattr(arg1, "tocsr") or isinstance(arg1, CSRNDArray):
+        return array(arg1, ctx, dtype)
     return CSRNDArray(from_dense(np.asarray(as_array(arg1), dtype or np.float32), "csr"))
 
 
@@ -238,7 +274,7 @@ def row_sparse_array(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any =
     """Create a row-sparse array.
 
     Args:
-        arg1: (data, indices), the stored rows and their row indices, or a dense array.
+        arg1: (data, indices), the stored rows and their row indices; a shape, for zeros; or a dense array.
         shape: shape of the dense array; by default the smallest that fits the indices.
         ctx: accepted and ignored; the stored rows are on the host.
         dtype: float32 by default.
@@ -255,10 +291,29 @@ def row_sparse_array(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any =
         rows = rows.astype(np.int64)
         sizes = shape or (int(rows.max(initial=-1)) + 1, *data.shape[1:])
         return RowSparseNDArray(SparseArray("row_sparse", data.astype(dtype or np.float32), (rows,), tuple(sizes)))
+    if isinstance(arg1, tuple):
+        return zeros("row_sparse", arg1, ctx, dtype)
     return RowSparseNDArray(from_dense(np.asarray(as_array(arg1), dtype or np.float32), "row_sparse"))
 
 
-def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
+def cast_storage(data: NDArray, stype: str) -> NDArray:
+    """Return an array in another storage type, see `NDArray.tostype`.
+
+    Args:
+        data: array; inside `autograd.record()`, recorded ones stay dense.
+        stype: "csr", "row_sparse" or "default" (dense).
+
+    Returns:
+        NDArray of this storage type.
+
+    Example:
+        >>> cast_storage(csr_matrix([[0, 2]]), "default").stype
+        'default'
+    """
+    return function("cast_storage")(data, stype=stype) if is_recording(data) else data.tostype(stype)
+
+
+def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> Any:
     """Create a sparse array by copying another one.
 
     Args:
@@ -287,7 +342,7 @@ def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
     return csr_matrix((csr.data, csr.indices, csr.indptr), csr.shape, ctx, csr.dtype if dtype is None else dtype)
 
 
-def zeros(stype: str, shape: Any, ctx: Any = None, dtype: Any = None, **kwargs: Any) -> NDArray:
+def zeros(stype: str, shape: Any, ctx: Any = None, dtype: Any = None, **kwargs: Any) -> Any:
     """Create an array without stored entries.
 
     Args:
