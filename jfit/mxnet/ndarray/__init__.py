@@ -19,6 +19,7 @@ from jfit.mxnet.ndarray.array import NDArray, binary_function, function, invoke
 from jfit.mxnet.ndarray.create import (
     arange,
     array,
+    cast_storage,
     concatenate,
     empty,
     eye,
@@ -39,7 +40,7 @@ from jfit.mxnet.ndarray.create import (
     waitall,
     zeros,
 )
-from jfit.mxnet.ndarray.sparse import CSRNDArray, RowSparseNDArray, cast_storage
+from jfit.mxnet.ndarray.sparse import CSRNDArray, RowSparseNDArray
 from jfit.mxnet.numpy import extension as npx
 
 contrib = Namespace(

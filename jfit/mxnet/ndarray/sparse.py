@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
 from jfit import counters
-from jfit.formats.sparse import SparseArray, from_dense, sparse_problem
-from jfit.mxnet.errors import MXNetError
+from jfit.formats.sparse import SparseArray, from_dense
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.namespaces import PAIRS, find
-from jfit.mxnet.ndarray.array import STORAGE, NDArray, binary_function, function, is_recording
+from jfit.mxnet.ndarray.array import STORAGE, NDArray, binary_function, function
 from jfit.optim.rows import SparseRows
 
-__all__ = [
-    "BaseSparseNDArray", "CSRNDArray", "RowSparseNDArray", "array", "cast_storage", "csr_matrix", "empty", "row_sparse_array",
-    "zeros",
-]  # fmt: skip
+__all__ = ["BaseSparseNDArray", "CSRNDArray", "RowSparseNDArray", "array", "csr_matrix", "empty", "row_sparse_array", "zeros"]
 
 
 class BaseSparseNDArray(NDArray):
@@ -68,14 +65,20 @@ class BaseSparseNDArray(NDArray):
 
     data = property(lambda self: NDArray(self.record.data), doc="The stored values: (nnz,), or (stored rows, ...).")
 
+    def __repr__(self) -> str:
+        return f"\n<{type(self).__name__} {'x'.join(map(str, self.shape))} @{self.context}>"
+
     def copy(self) -> NDArray:
         """Return a copy in a new buffer, with the same storage type (sparse)."""
         return type(self)(self.record)
 
-    def check_format(self, full_check: bool = True) -> None:
-        """Raise MXNetError if indices are out of range or out of order; `full_check` is accepted and ignored."""
-        if problem := sparse_problem(self.record):
-            raise MXNetError(f"{type(self).__name__}: {problem}")
+    def copyto(self, other: Any) -> NDArray:
+        """Copy the values into another array; for a device return a sparse copy, whose stored values are on the host."""
+        return super().copyto(other) if isinstance(other, NDArray) else self.copy()
+
+    def astype(self, dtype: Any, copy: bool = True) -> NDArray:
+        """Return the array with its stored values in another dtype; `copy=False`: itself if it has this dtype already."""
+        return self if not copy and np.dtype(dtype) == self.dtype else array(self, dtype=dtype)
 
     def tostype(self, stype: str) -> Any:
         """Return the array in another storage type: "default" (dense), "csr" or "row_sparse"."""
@@ -88,7 +91,7 @@ class BaseSparseNDArray(NDArray):
 # Operators whose result stores the same entries as their sparse inputs; those of numbers may also have a number.
 _KEEPING = """abs arcsin arcsinh arctan arctanh cbrt ceil clip degrees expm1 fix floor log1p negative neg radians relu rint
 round sign sin sinh sqrt square tan tanh trunc zeros_like elemwise_add elemwise_sub elemwise_mul add_n ElementWiseSum add sub
-subtract multiply mul rmul divide truediv""".split()  # noqa: SIM905
+subtract multiply mul rmul divide truediv concat""".split()  # noqa: SIM905
 _OF_NUMBERS = ("multiply", "mul", "rmul", "divide", "truediv", "clip")
 
 
@@ -128,17 +131,23 @@ class CSRNDArray(BaseSparseNDArray):
     indptr = property(lambda self: NDArray(self.record.aux[0]), doc="Index in `data` of the first value of each row.")
     indices = property(lambda self: NDArray(self.record.aux[1]), doc="Column of each stored value, (nnz,) int64.")
 
-    def __getitem__(self, key: Any) -> Any:
-        """Rows, by a slice or an integer, are a CSRNDArray; other indices return dense arrays."""
-        if isinstance(key, (int, np.integer)):
-            key = slice(key, key + 1 or None)
-        part = super().__getitem__(key)
-        return part.tostype("csr") if isinstance(key, slice) else part
+    def __getitem__(self, key: Any) -> NDArray:
+        """Return one row (1, columns) or a range of rows as a CSRNDArray, any other entries as an NDArray."""
+        at = slice(key, key + 1 or None) if isinstance(key, (int, np.integer)) else key
+        if not isinstance(at, slice) or at.step not in (None, 1):
+            return super().__getitem__(key)
+        if at is not key and not -self.shape[0] <= key < self.shape[0]:
+            raise IndexError(f"index {key} is out of bounds for axis 0 with size {self.shape[0]}")
+        (starts, columns), rows = self.record.aux, range(self.shape[0])[at]
+        starts = starts[rows.start : max(rows.start, rows.stop) + 1]
+        stored = slice(starts[0], starts[-1])
+        aux = starts - starts[0], columns[stored]
+        return CSRNDArray(SparseArray("csr", self.record.data[stored], aux, (len(rows), self.shape[1])))
 
     def asscipy(self) -> Any:
-        """Return a copy as a `scipy.sparse.csr_matrix`."""
+        """Return a `scipy.sparse.csr_matrix` of the same stored values."""
         (starts, columns), data = self.record.aux, self.record.data
-        return _scipy_matrix((data.copy(), columns, starts), self.shape)
+        return scipy.sparse.csr_matrix((data, columns, starts), self.shape, dtype=data.dtype)
 
 
 class RowSparseNDArray(BaseSparseNDArray):
@@ -157,6 +166,10 @@ class RowSparseNDArray(BaseSparseNDArray):
     stype = "row_sparse"
 
     indices = property(lambda self: NDArray(self.record.aux[0]), doc="Index of each stored row, (stored rows,) int64.")
+
+    def __getitem__(self, key: Any) -> NDArray:
+        """Return the array itself for `[:]`, and other entries as an NDArray."""
+        return self if isinstance(key, slice) and key == slice(None) else super().__getitem__(key)
 
     @property
     def by_rows(self) -> SparseRows:
@@ -192,13 +205,6 @@ def retain(data: RowSparseNDArray, indices: Any) -> RowSparseNDArray:
     record = data.record
     mask = np.isin(record.aux[0], np.asarray(as_array(indices)).astype(np.int64))
     return RowSparseNDArray(record._replace(data=record.data[mask], aux=(record.aux[0][mask],)))
-
-
-def _scipy_matrix(source: Any, shape: Any) -> Any:
-    """Call `scipy.sparse.csr_matrix`."""
-    import scipy.sparse  # few programs use it
-
-    return scipy.sparse.csr_matrix(source, shape)
 
 
 STORAGE.update(csr=CSRNDArray, row_sparse=RowSparseNDArray)
@@ -242,11 +248,11 @@ def csr_matrix(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None)
     """Create a CSR matrix.
 
     Args:
-        arg1: (data, indices, indptr), see `CSRNDArray`; (data, (rows, columns)), the position of each value: those at
-            equal positions are added; a shape, for zeros; a CSRNDArray, a matrix of scipy.sparse, or a dense one.
+        arg1: (data, indices, indptr), see `CSRNDArray`; (data, (rows, columns)); a shape, for a matrix of zeros; a dense
+            matrix, a CSRNDArray, or a matrix of scipy.sparse.
         shape: (rows, columns); by default the smallest that fits the indices.
         ctx: accepted and ignored; the stored values are on the host.
-        dtype: float32 by default.
+        dtype: by default that of an array, and float32 for lists.
 
     Returns:
         CSRNDArray.
@@ -259,25 +265,29 @@ def csr_matrix(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None)
         data, indices, indptr = (np.asarray(as_array(a)) for a in arg1)
         starts, columns = indptr.astype(np.int64), indices.astype(np.int64)
         sizes = shape or (len(starts) - 1, int(columns.max(initial=-1)) + 1)
-        return CSRNDArray(SparseArray("csr", data.astype(dtype or np.float32), (starts, columns), tuple(sizes)))
-    if isinstance(arg1, tuple) and np.isscalar(arg1[0]):
-        return zeros("csr", arg1, ctx, dtype)
-    if isinstance(arg1, tuple):
-        data, places = arg1
-        arg1 = _scipy_matrix((np.asarray(as_array(data)), tuple(np.asarray(as_array(p), int) for p in places)), shape)
-    if hasattr(arg1, "tocsr") or isinstance(arg1, CSRNDArray):
-        return array(arg1, ctx, dtype)
-    return CSRNDArray(from_dense(np.asarray(as_array(arg1), dtype or np.float32), "csr"))
+        return CSRNDArray(SparseArray("csr", data.astype(_dtype(arg1[0], dtype)), (starts, columns), tuple(sizes)))
+    if isinstance(arg1, tuple) and len(arg1) == 2 and np.isscalar(arg1[0]):
+        return cast(CSRNDArray, zeros("csr", arg1, ctx, dtype))
+    if isinstance(arg1, tuple) and len(arg1) == 2:
+        data, places = np.asarray(as_array(arg1[0])), [np.asarray(as_array(a)) for a in arg1[1]]
+        arg1 = scipy.sparse.coo_matrix((data, places), shape)
+    if isinstance(arg1, BaseSparseNDArray) or hasattr(arg1, "tocsr"):
+        return cast(CSRNDArray, array(arg1, ctx, dtype).tostype("csr"))
+    return CSRNDArray(from_dense(np.asarray(as_array(arg1), _dtype(arg1, dtype)), "csr"))
+
+
+def _dtype(source: Any, dtype: Any) -> Any:
+    return getattr(source, "dtype", np.float32) if dtype is None else dtype
 
 
 def row_sparse_array(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None) -> RowSparseNDArray:
     """Create a row-sparse array.
 
     Args:
-        arg1: (data, indices), the stored rows and their row indices; a shape, for zeros; or a dense array.
+        arg1: (data, indices), the stored rows and their row indices; a shape, for an array of zeros; or a dense array.
         shape: shape of the dense array; by default the smallest that fits the indices.
         ctx: accepted and ignored; the stored rows are on the host.
-        dtype: float32 by default.
+        dtype: by default that of an array, and float32 for lists.
 
     Returns:
         RowSparseNDArray.
@@ -286,34 +296,17 @@ def row_sparse_array(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any =
         >>> row_sparse_array(([[7.0]], [1]), shape=(3, 1)).asnumpy().tolist()
         [[0.0], [7.0], [0.0]]
     """
-    if isinstance(arg1, tuple) and len(arg1) == 2 and not np.isscalar(arg1[0]):
+    if isinstance(arg1, tuple) and all(map(np.isscalar, arg1)):
+        return cast(RowSparseNDArray, zeros("row_sparse", arg1, ctx, dtype))
+    if isinstance(arg1, tuple) and len(arg1) == 2:
         data, rows = (np.asarray(as_array(a)) for a in arg1)
         rows = rows.astype(np.int64)
         sizes = shape or (int(rows.max(initial=-1)) + 1, *data.shape[1:])
-        return RowSparseNDArray(SparseArray("row_sparse", data.astype(dtype or np.float32), (rows,), tuple(sizes)))
-    if isinstance(arg1, tuple):
-        return zeros("row_sparse", arg1, ctx, dtype)
-    return RowSparseNDArray(from_dense(np.asarray(as_array(arg1), dtype or np.float32), "row_sparse"))
+        return RowSparseNDArray(SparseArray("row_sparse", data.astype(_dtype(arg1[0], dtype)), (rows,), tuple(sizes)))
+    return RowSparseNDArray(from_dense(np.asarray(as_array(arg1), _dtype(arg1, dtype)), "row_sparse"))
 
 
-def cast_storage(data: NDArray, stype: str) -> NDArray:
-    """Return an array in another storage type, see `NDArray.tostype`.
-
-    Args:
-        data: array; inside `autograd.record()`, recorded ones stay dense.
-        stype: "csr", "row_sparse" or "default" (dense).
-
-    Returns:
-        NDArray of this storage type.
-
-    Example:
-        >>> cast_storage(csr_matrix([[0, 2]]), "default").stype
-        'default'
-    """
-    return function("cast_storage")(data, stype=stype) if is_recording(data) else data.tostype(stype)
-
-
-def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> Any:
+def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
     """Create a sparse array by copying another one.
 
     Args:
@@ -342,7 +335,7 @@ def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> Any:
     return csr_matrix((csr.data, csr.indices, csr.indptr), csr.shape, ctx, csr.dtype if dtype is None else dtype)
 
 
-def zeros(stype: str, shape: Any, ctx: Any = None, dtype: Any = None, **kwargs: Any) -> Any:
+def zeros(stype: str, shape: Any, ctx: Any = None, dtype: Any = None, **kwargs: Any) -> NDArray:
     """Create an array without stored entries.
 
     Args:

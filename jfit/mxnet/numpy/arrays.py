@@ -7,6 +7,7 @@ Results have MXNet's dtypes: a number is cast to the dtype of the array beside i
 from __future__ import annotations
 
 import functools
+import math
 import numbers
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -75,9 +76,17 @@ def write(out: Any, result: Any) -> Any:
     return out
 
 
+@functools.cache
+def _most_inputs(name: str) -> float:
+    return getattr(getattr(np, name, None), "nin", math.inf)
+
+
 def elementwise(name: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
     """Apply an elementwise function to arrays (with broadcasting) and numbers; NumPy's to numbers alone."""
-    inputs += tuple([options.pop(key) for key in ("x", "x1", "x2") if key in options])
+    if options:
+        inputs += tuple([options.pop(key) for key in ("x", "x1", "x2") if key in options])
+    if len(inputs) > _most_inputs(name):
+        *inputs, out = inputs  # type: ignore[assignment]
     for key, value in options.items():
         if key not in _OPTIONS:
             raise TypeError(f"mx.np.{name} has no argument {key!r}")
@@ -200,7 +209,7 @@ class ndarray(NDArray):
     def _no_method(self, *args: Any, **kwargs: Any) -> Any:
         raise AttributeError("an mx.np.ndarray does not have all methods of mx.nd.NDArray; see as_nd_ndarray()")
 
-    asscalar = tostype = slice = reshape_like = _no_method  # type: ignore[assignment]
+    asscalar = tostype = slice = slice_assign = slice_assign_scalar = split_v2 = expand_dims = _no_method  # type: ignore[assignment]
 
     # -------------------------------------------------------------------------------- indexing and shapes
     def __getitem__(self, key: Any) -> Any:

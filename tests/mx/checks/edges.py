@@ -101,7 +101,6 @@ def check_rows_with_a_gradient_of_zero(mx):
 def check_sparse_arrays(mx):
     sparse, positions = mx.nd.sparse, ([1, 2, 3, 4], ([0, 2, 1, 1], [1, 0, 2, 2]))
     matrix = sparse.csr_matrix((np.float32([1, 2, 3]), [0, 2, 1], [0, 2, 2, 3]), shape=(3, 3))
-    broken = sparse.csr_matrix((np.float32([1, 2]), [5, 0], [0, 1, 2]), shape=(2, 2))
     rows = sparse.row_sparse_array((np.float32([[1, 2], [3, 4]]), [0, 2]), shape=(4, 2))
     parts = {"slice": matrix[1:3], "end": matrix[-1:], "row": matrix[0], "last": matrix[-1], "all": matrix[:]}
     values = {f"{name} {which}": f(part) for name, part in parts.items() for which, f in (("", _dense), ("stype", _stype))}
@@ -117,8 +116,8 @@ def check_sparse_arrays(mx):
         "cast back": mx.nd.cast_storage(rows, "default"),
     }.items():
         values |= {name: made.asnumpy(), f"{name} stype": made.stype, f"{name} dtype": np.dtype(made.dtype).name}
-    values |= {"asscipy": matrix.asscipy().toarray(), "check": str(matrix.check_format()), "rows": str(rows.check_format())}
-    return {**values, "broken": raised(broken.check_format), "stored": sparse.csr_matrix(positions, shape=(3, 4)).data}
+    values |= {"asscipy": matrix.asscipy().toarray()}
+    return {**values, "stored": sparse.csr_matrix(positions, shape=(3, 4)).data}
 
 
 def _dense(array):
