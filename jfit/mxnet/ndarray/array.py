@@ -113,8 +113,8 @@ class NDArray(MutableArray):
 
     @property
     def T(self) -> NDArray:
-        """A copy of the array with its axes reversed."""
-        return self.transpose()
+        """A copy of the array with its axes reversed; the array itself if it has fewer than two."""
+        return self if self.ndim < 2 else self.transpose()
 
     def __repr__(self) -> str:
         sizes = "x".join(map(str, self.shape))
