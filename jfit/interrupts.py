@@ -9,7 +9,6 @@ Outside the main thread nothing is handled: Python neither allows signal handler
 
 from __future__ import annotations
 
-import _signal  # pyright: ignore (as `signal`, which converts handlers to enums and takes ten times as long)
 import contextlib
 import contextvars
 import os
@@ -147,7 +146,7 @@ class StopFlag:
 
     def _on_terminate(self, previous: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process, also within C code
-        self.owned = previous != signal.SIG_DFL
+        self.owned = previous is not signal.SIG_DFL
         self._request(signal.SIGTERM, previous)
 
     def _request(self, number: signal.Signals, previous: Any) -> None:
@@ -331,7 +330,7 @@ def defer_interrupts() -> Iterator[None]:
     if _deferred or threading.current_thread() is not threading.main_thread():  # within such a block, it does nothing
         yield
         return
-    before = _signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(signal.SIGINT)
     flag = getattr(before, "jfit_flag", None)
     if flag is not None and flag.may_raise:  # in a loop whose handler delays Ctrl-C itself, at less cost
         outer, flag.critical = flag.critical, True
@@ -380,8 +379,8 @@ def _handled(number: signal.Signals, on_signal: Callable[[Any], None]) -> Iterat
 
     Nothing is handled if the process ignores the signal, or if C code set the previous handler, which cannot be restored.
     """
-    previous, process = _signal.getsignal(number), os.getpid()
-    if previous is None or previous == signal.SIG_IGN:
+    previous, process = signal.getsignal(number), os.getpid()
+    if previous is None or previous is signal.SIG_IGN:
         yield
         return
 
@@ -393,12 +392,12 @@ def _handled(number: signal.Signals, on_signal: Callable[[Any], None]) -> Iterat
         on_signal(previous)
 
     def restore() -> None:
-        if _signal.getsignal(number) is handler:  # else it was handled, or the user has installed another one
-            _signal.signal(number, previous)
+        if signal.getsignal(number) is handler:  # else it was handled, or the user has installed another one
+            signal.signal(number, previous)
 
     handler.__dict__["jfit_flag"] = getattr(on_signal, "__self__", None)
     try:
-        _signal.signal(number, handler)
+        signal.signal(number, handler)
         yield
     finally:
         try:
