@@ -90,7 +90,8 @@ class Pace:
             fence: report of the dispatch 8 before the last, for which the host waits.
         """
         loop, previous, checks = self._loop, self._pending, self._loop.dispatcher.checks
-        sums = jax.device_put(loop.state.metrics, may_alias=False)  # the next step donates the original
+        # the next step donates the original
+        sums = jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), loop.state.metrics)
         copied = sums, loop.report, checks and checks.fault
         snapshot = None if loop.readings.host is None else loop.readings.host.snapshot()
         speed = {"samples_per_second": self.speed()["samples_per_second"]}
