@@ -167,14 +167,16 @@ def apply_op(
     kept = {k for k, a in lookup(name).attrs.items() if custom or a.none_differs}
     values = {k: v for k, v in kwargs.items() if not isinstance(v, Graph) and (custom or v is not None or k in kept)}
     op = record_for(name, {k: text(v) for k, v in values.items()} if custom else values)
-    if any(a is None for a in args):
-        raise GraphError(f"operator {op.name} got None by position; leave out a missing input and pass later arguments by name")
-    positional = [a for a in args if not isinstance(a, Graph)]
+    last = max((i for i, a in enumerate(args) if isinstance(a, Graph)), default=0)
+    if any(a is None for a in args[:last]):
+        raise GraphError(f"operator {op.name} got None before another input; leave it out, and pass later inputs by name")
+    positional = op.attributes_in([a for a in args if not isinstance(a, Graph)])
     free = [k for k in op.attrs if k not in values]
     if len(positional) > len(free):
         raise GraphError(f"operator {op.name} got {len(positional)} attributes by position, expected at most {len(free)}")
     for key, value in zip(free, positional, strict=False):
-        values[key] = value  # attributes may follow the inputs by position, as in sym.clip(x, 0, 1)
+        if value is not None or key in kept:
+            values[key] = value  # attributes may follow the inputs by position, as in sym.clip(x, 0, 1)
     hidden = {k: text(values.pop(k)) for k in HIDDEN_KEYS if k in values and k not in op.attrs and not custom}
     if op.variadic and op.variadic not in values:
         values[op.variadic] = len(symbols) + len(named) + len(subgraphs)

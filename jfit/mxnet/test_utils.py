@@ -330,8 +330,9 @@ def rand_ndarray(shape: Any, stype: str = "default", density: Any = None, dtype:
 
 
 def rand_sparse_ndarray(
-    shape: Sequence[int], stype: str, density: float | None = None, dtype: Any = None, *, data_init: float | None = None,
-    rsp_indices: Any = None, ctx: Context | None = None,
+    shape: Sequence[int], stype: str, density: float | None = None, dtype: Any = None, distribution: str | None = None,
+    data_init: float | None = None, rsp_indices: Any = None, modifier_func: Callable[[float], float] | None = None,
+    shuffle_csr_indices: bool = False, ctx: Context | None = None,
 ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
     """Draw a sparse NDArray whose values are uniform in [0, 1).
 
@@ -340,8 +341,11 @@ def rand_sparse_ndarray(
         stype: "csr" or "row_sparse".
         density: fraction of stored values ("csr") or probability that a row is stored ("row_sparse"); drawn by default.
         dtype: float32 by default.
+        distribution: must be "uniform", the default; MXNet's "powerlaw" is not supported.
         data_init: value of all stored entries, instead of random ones.
         rsp_indices: indices of the stored rows of "row_sparse".
+        modifier_func: function of one number, applied to all stored entries of "row_sparse".
+        shuffle_csr_indices: must be False; columns are stored in order.
         ctx: accepted and ignored; the stored values are on the host.
 
     Returns:
@@ -349,12 +353,15 @@ def rand_sparse_ndarray(
 
     Raises:
         ValueError: the density is not in [0, 1].
+        AssertionError: the storage type or distribution is not supported.
 
     Example:
         >>> array, (values, rows) = rand_sparse_ndarray((4, 2), "row_sparse", rsp_indices=[0, 3])
         >>> values.shape, rows.tolist()
         ((2, 2), [0, 3])
     """
+    assert distribution in (None, "uniform"), f"distribution must be 'uniform', found {distribution!r}"
+    assert not shuffle_csr_indices, "shuffle_csr_indices=True is not supported"
     density = np.random.rand() if density is None else density
     dtype = np.float32 if dtype is None else dtype
     if stype == "csr":
@@ -370,6 +377,8 @@ def rand_sparse_ndarray(
     values = np.random.rand(len(rows), *shape[1:]).astype(dtype)
     if data_init is not None:
         values.fill(data_init)
+    if modifier_func is not None:
+        values = np.vectorize(modifier_func, otypes=[dtype])(values)
     return sparse.row_sparse_array((values, rows), tuple(shape), dtype=dtype), (values, rows)
 
 

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from jfit.ops.attributes import REQUIRED, Attrs, flag, integer, maybe_choice, several, shape
 from jfit.ops.context import Ctx
-from jfit.ops.conv_forms import Window, convolve, folds, runs_in_forms, varying_alike
+from jfit.ops.conv_forms import Window, convolve, folds, pad_apart, runs_in_forms, varying_alike
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, fill_unknown, per_axis, shared_batch_rows
 
@@ -89,9 +89,9 @@ def _fill_by(op: str, attrs: Attrs, ins: list, outs: list) -> list:
 _conv_fill = functools.partial(_fill_by, "Convolution")
 
 
-def _attributes(workspace: int, no_bias: bool) -> dict:
+def _attributes(workspace: int, no_bias: bool, **shapes: Any) -> dict:
     return (
-        several(shape, kernel=REQUIRED, stride=(), dilate=(), pad=())
+        several(shape, kernel=REQUIRED, stride=(), dilate=(), pad=(), **shapes)
         | several(integer, num_filter=REQUIRED, num_group=1, workspace=workspace)
         | {
             "no_bias": flag(no_bias),
@@ -111,23 +111,22 @@ def _convolve(data: Array, weight: Array, layout: str, window: Window, groups: i
     """Convolve data of the given layout with a weight of shape (out, in / groups, *kernel); `plain`: see `Ctx`."""
     last = layout[-1] == "C"
     sizes, kernel = data.shape[1:-1] if last else data.shape[2:], weight.shape[2:]
-    cpu = runs_in_forms(data) and min(window.output(sizes, kernel)) > 0
-    if plain or not (cpu or folds(sizes, kernel, window)):
+    if plain or not (runs_in_forms(data) or folds(sizes, kernel, window)):
         return _by_definition(data, weight, layout, window, groups)
     out = convolve(data if last else jnp.moveaxis(data, 1, -1), _kernel_last(weight), window, groups)
     return out if last else jnp.moveaxis(out, -1, 1)
 
 
-def _by_definition(data: Array, weight: Array, layout: str, window: Window, groups: int, spread: Any = None) -> Array:
-    """Compute `lax.conv_general_dilated`; arguments as for `_convolve`, and `spread` is its `lhs_dilation`."""
+def _by_definition(data: Array, weight: Array, layout: str, window: Window, groups: int) -> Array:
+    """Compute `lax.conv_general_dilated`; arguments as for `_convolve`."""
     last = layout[-1] == "C"
     axes = layout.strip("NC")
+    data, window = pad_apart(data, weight.shape[2:], window, 1 if last else 2)
     return lax.conv_general_dilated(
         data,
         _kernel_last(weight) if last else weight,
         window.stride,
         window.pads,
-        lhs_dilation=spread,
         rhs_dilation=window.dilate,
         dimension_numbers=(layout, axes + "IO" if last else "OI" + axes, layout),
         feature_group_count=groups,
@@ -147,7 +146,7 @@ def _conv_outputs(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
     layout = _layout(attrs, data)
     start = 2 if layout[1] == "C" else 1
     spatial = window_of(attrs).output(data[start : start + len(attrs.kernel)], attrs.kernel)
-    return [(data[0], *_arranged(layout, attrs.num_filter, spatial))] if min(spatial) > 0 else None
+    return [(data[0], *_arranged(layout, attrs.num_filter, spatial))]
 
 
 _RECORD: dict[str, Any] = {"inputs": _inputs, "rows": batch_rows, "layout": "channels"}
@@ -183,7 +182,7 @@ def deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
 
 @operator(
     "Deconvolution",
-    attrs=_attributes(512, no_bias=True) | {"adj": shape(()), "target_shape": shape(())},
+    attrs=_attributes(512, no_bias=True, adj=(), target_shape=()),
     aliases=("_npx_deconvolution",),
     fill=functools.partial(_fill_by, "Deconvolution"),
     **_RECORD,
@@ -205,24 +204,16 @@ def transposed(data: Array, weight: Array, stride, dilate, pads, groups: int, ru
 
     plain=True: by `lax.conv_general_dilated` even where another form is faster.
     """
-    kernel = weight.shape[2:]
-    dims = len(kernel)
-    start = 1 if runs[-1] == "C" else 2
-    entries = zip(data.shape[start : start + dims], stride, dilate, kernel, pads, strict=True)
+    first = 1 if runs[-1] == "C" else 2
+    entries = zip(data.shape[first:], stride, dilate, weight.shape[2:], pads, strict=False)
     sizes = tuple(s * (n - 1) - 2 * p + d * (k - 1) + 1 + a for n, s, d, k, (p, a) in entries)
-    if not plain and runs_in_forms(data) and min(sizes) > 0:
-        window = Window(tuple(stride), tuple((p, p - a) for p, a in pads), tuple(dilate))
-        filters = weight.shape[1] * groups
-        shape = (data.shape[0], *sizes, filters) if start == 1 else (data.shape[0], filters, *sizes)
-        data, weight, zeros = varying_alike(data, weight, jnp.zeros(shape, data.dtype))
-        # the gradient of the convolution with the same weight, which runs in a faster form, too
-        return jax.vjp(lambda x: _convolve(x, weight.astype(data.dtype), runs, window, groups), zeros)[1](data)[0]
-    around = tuple((d * (k - 1) - p, d * (k - 1) - p + a) for (p, a), d, k in zip(pads, dilate, kernel, strict=True))
-    # (groups * in, out, *k) -> (groups * out, in, *k), flipped in space: the weight of the equivalent convolution
-    split = weight.astype(data.dtype).reshape(groups, -1, *weight.shape[1:])
-    flipped = jnp.flip(jnp.swapaxes(split, 1, 2), range(3, 3 + dims))
-    flipped = flipped.reshape(groups * weight.shape[1], -1, *kernel)
-    return _by_definition(data, flipped, runs, Window((1,) * dims, around, dilate), groups, stride)
+    if min(sizes) < 1:
+        raise ValueError(f"the output would have {sizes} entries; expected at least 1 each: use a smaller pad or more data")
+    window = Window(tuple(stride), tuple((p, p - a) for p, a in pads), tuple(dilate))
+    shape = (data.shape[0], *_arranged(runs, weight.shape[1] * groups, sizes))
+    data, weight, zeros = varying_alike(data, weight, jnp.zeros(shape, data.dtype))
+    # the gradient of the convolution with the same weight, which runs in a faster form, too
+    return jax.vjp(lambda x: _convolve(x, weight.astype(data.dtype), runs, window, groups, plain), zeros)[1](data)[0]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -343,8 +334,6 @@ def _patch_columns(attrs: Attrs, data: Array) -> Array:
     """Return the patches as (rows, channels * kernel entries, windows), kernel entries in C order within each channel."""
     window = window_of(attrs)
     counts = window.output(data.shape[2:], attrs.kernel)
-    if min(counts) < 1:
-        raise ValueError(f"kernel {attrs.kernel} does not fit {data.shape[2:]} entries; change kernel, dilate or pad")
     padded = jnp.pad(data, ((0, 0), (0, 0), *window.pads))
     taps = []
     for tap in itertools.product(*map(range, attrs.kernel)):

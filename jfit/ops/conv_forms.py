@@ -53,9 +53,15 @@ class Window(NamedTuple):
         return Window._make(entries[:axis] + entries[axis + 1 :] for entries in self)
 
     def output(self, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the spatial sizes of the output for data and kernel of these sizes."""
-        entries = zip(sizes, kernel, self.stride, self.pads, self.dilate, strict=True)
-        return tuple((n + low + high - d * (k - 1) - 1) // s + 1 for n, k, s, (low, high), d in entries)
+        """Return the spatial sizes of the output for data and kernel of these sizes; 0 in `sizes` is an unknown size."""
+        entries = list(zip(sizes, kernel, *self, strict=True))
+        outputs = tuple((n + low + high - d * (k - 1) - 1) // s + 1 for n, k, s, (low, high), d in entries)
+        if any(isinstance(n, int) and n > 0 >= out for n, out in zip(sizes, outputs, strict=True)):
+            around = f"pad {self.pads} (before, after) and dilate {self.dilate}"
+            raise ValueError(
+                f"kernel {kernel} does not fit {sizes} entries with {around}; use a smaller kernel or a larger pad"
+            )
+        return outputs
 
 
 def runs_in_forms(data: Array) -> bool:
@@ -106,10 +112,9 @@ def folds(sizes: tuple[int, ...], kernel: tuple[int, ...], window: Window) -> tu
     """
     if not all(isinstance(n, int) for n in sizes):
         return ()
-    outputs = window.output(sizes, kernel)
-    if min(outputs) < 1:  # the kernel does not fit: `lax.conv_general_dilated` says what that gives
-        return ()
-    single = tuple(axis for axis, n in enumerate(outputs) if n == 1 and _overlap(axis, sizes, kernel, window))
+    single = tuple(
+        axis for axis, n in enumerate(window.output(sizes, kernel)) if n == 1 and _overlap(axis, sizes, kernel, window)
+    )
     wide = tuple(axis for axis in single if kernel[axis] > 1)
     return single if wide and len(single) == len(sizes) else wide
 
@@ -130,6 +135,7 @@ def _convolve(data: Array, weight: Array, window: Window, groups: int, cpu: bool
 def conv(data: Array, weight: Array, window: Window, groups: int = 1) -> Array:
     """Compute `lax.conv_general_dilated` of channels-last data."""
     axes = "DHW"[-len(window.stride) :]
+    data, window = pad_apart(data, weight.shape[:-2], window, 1)
     return lax.conv_general_dilated(
         data,
         weight,
@@ -139,6 +145,24 @@ def conv(data: Array, weight: Array, window: Window, groups: int = 1) -> Array:
         dimension_numbers=(f"N{axes}C", f"{axes}IO", f"N{axes}C"),
         feature_group_count=groups,
     )
+
+
+def pad_apart(data: Array, kernel: tuple[int, ...], window: Window, first: int) -> tuple[Array, Window]:
+    """Pad data before a convolution whose data gradient XLA cannot compile; `first` is the first spatial axis.
+
+    On an axis of even size with kernel 2, stride 2 and padding 1, that gradient is a convolution without padding.  If on the
+    other axes the kernel has more entries than the output, XLA (jaxlib 0.10) exchanges the two arrays of that convolution, but
+    not their sizes on this axis, and aborts the process.
+    """
+    sizes = data.shape[first : first + len(kernel)]
+    outputs = window.output(sizes, kernel)
+    axes = zip(sizes, kernel, *window, outputs, strict=True)
+    apart = [int(k == s == 2 and d == low == 1 and 2 * out == n + 2) for n, k, s, (low, _), d, out in axes]
+    others = [axis for axis, pad in enumerate(apart) if not pad]
+    if not any(apart) or math.prod(kernel[a] for a in others) <= math.prod(outputs[a] for a in others):
+        return data, window
+    data = jnp.pad(data, [(0, 0)] * first + [(pad, 0) for pad in apart] + [(0, 0)] * (2 - first))
+    return data, window._replace(pads=tuple((low - pad, high) for pad, (low, high) in zip(apart, window.pads, strict=True)))
 
 
 # ------------------------------------------------------------------------------------------------ folding and unfolding axes

@@ -113,7 +113,8 @@ def _operator(name: str, **record: Any) -> Callable[[Callable[..., Any]], Callab
     return operator(f"_linalg_{name}", **fields | record)
 
 
-GEMM_ATTRS = several(flag, transpose_a=False, transpose_b=False) | {"alpha": number(1.0), "axis": integer(-2)}
+_GEMM = several(flag, transpose_a=False, transpose_b=False) | several(number, alpha=1.0, beta=1.0) | {"axis": integer(-2)}
+_GEMM2 = {name: attr for name, attr in _GEMM.items() if name != "beta"}
 
 
 _gemm_rows = unmixed(lambda attrs, ndim: (normalize_axis(attrs.axis, ndim), ndim - 1), shared=True)
@@ -148,13 +149,13 @@ def _gemm_shapes(attrs, ins, outs):
     return [*filled, unify([tuple(product), ins[2], *outs], "C is added to the product")]
 
 
-@_operator("gemm", inputs=("A", "B", "C"), attrs=GEMM_ATTRS | {"beta": number(1.0)}, fill=_gemm_shapes, rows=_gemm_rows)
+@_operator("gemm", inputs=("A", "B", "C"), attrs=_GEMM, fill=_gemm_shapes, rows=_gemm_rows)
 def gemm(ctx, attrs, left, right, summand):
     """y = alpha op(A) op(B) + beta C; op transposes if transpose_a or transpose_b; matrix rows are on `axis`, columns last."""
     return (_product(attrs, left, right) + attrs.beta * wide(summand)).astype(left.dtype)
 
 
-@_operator("gemm2", inputs=("A", "B"), attrs=GEMM_ATTRS, fill=_gemm_shapes, rows=_gemm_rows)
+@_operator("gemm2", inputs=("A", "B"), attrs=_GEMM2, fill=_gemm_shapes, rows=_gemm_rows)
 def gemm2(ctx, attrs, left, right):
     """y = alpha op(A) op(B); op transposes if transpose_a or transpose_b; matrix rows are on `axis`, columns last."""
     return _product(attrs, left, right).astype(left.dtype)

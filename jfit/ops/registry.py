@@ -16,6 +16,7 @@ To add an operator, decorate one function with `operator` in the file of its fam
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,6 +157,11 @@ class Op:
     def input_names(self, attrs: Attrs) -> tuple[str, ...]:
         """Return the names of the inputs, without the auxiliary states."""
         return self.inputs(attrs) if callable(self.inputs) else self.inputs
+
+    def attributes_in(self, args: Sequence[Any]) -> list[Any]:
+        """Return the attributes among positional arguments: what follows the arrays, and the None of a missing input."""
+        missing = (lambda value: value is None) if callable(self.inputs) else (lambda value: False)
+        return list(itertools.dropwhile(missing, args))
 
     @property
     def usual_inputs(self) -> tuple[str, ...]:

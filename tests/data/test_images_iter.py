@@ -342,6 +342,23 @@ def test_ctrl_c_ends_the_wait_for_a_stopped_worker_and_closing_kills_it():
     assert ended(pool.pids) and time.monotonic() - started < 20
 
 
+def test_a_task_of_many_rows_for_a_stopped_worker_does_not_block():
+    rows = 50_000
+    pool = Pool(Job(str(TEN), None, 1, 0, Recipe((1, 1, 1))), 1, rows, 2)
+    kill = threading.Timer(5, pool._workers[0].process.kill)  # a task that blocks fails then
+    try:
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        kill.start()
+        pool.submit([(row, 0) for row in range(rows)], 0)
+        assert kill.is_alive()
+        pool._workers[0].process.kill()
+        with pytest.raises(RuntimeError, match=r"a worker that decodes .* ended with status -9"):
+            pool.take()
+    finally:
+        kill.cancel()
+        pool.close()
+
+
 def test_a_stopped_worker_is_named_and_continued_and_a_lost_one_is_an_error(monkeypatch, caplog):
     for module in ("jfit.data.prefetch", "jfit.data.images.pool"):  # `jfit.data.prefetch` is a function, too
         monkeypatch.setattr(sys.modules[module], "LOG_SECONDS", 0.2)

@@ -47,8 +47,8 @@ def test_a_learning_rate_passed_by_the_user_is_not_donated():
     assert state.base_lr is not rate and state.base_lr.unsafe_buffer_pointer() != rate.unsafe_buffer_pointer()
 
 
-def test_a_positional_none_raises():
-    with pytest.raises(ValueError, match="got None by position"):
+def test_a_positional_none_before_another_input_raises():
+    with pytest.raises(ValueError, match="got None before another input"):
         sym.FullyConnected(sym.Variable("x"), None, sym.Variable("b"), num_hidden=2)
 
 

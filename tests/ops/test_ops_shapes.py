@@ -81,6 +81,18 @@ CASES = [
     ("Pooling", [(1, 1, 2, 2)], {"kernel": (1, 1), "pooling_convention": "same"}, "use 'valid' or 'full'"),
     ("Pooling_v1", [(1, 1, 2, 2)], {"kernel": (3, 3)}, "kernel 3 with pad 0 does not fit 2 entries"),
     ("im2col", [(1, 1, 2, 2)], {"kernel": (5, 5)}, "kernel (5, 5) does not fit (2, 2) entries"),
+    (
+        "Convolution",
+        [(1, 1, 4, 2), (1, 1, 3, 3)],
+        {"kernel": (3, 3), "num_filter": 1, "pad": (1, 0), "dilate": (2, 1)},
+        "kernel (3, 3) does not fit (4, 2) entries with pad ((1, 1), (0, 0)) (before, after) and dilate (2, 1)",
+    ),
+    (
+        "Deconvolution",
+        [(1, 1, 2, 2), (1, 1, 2, 2)],
+        {"kernel": (2, 2), "num_filter": 1, "pad": (2, 0)},
+        "the output would have (-1, 3) entries",
+    ),
     ("_contrib_MultiBoxPrior", [(1, 1, 2, 2)], {"sizes": ()}, "sizes is empty"),
     ("_contrib_BilinearResize2D", [(1, 1, 2, 2)], {"height": 0, "width": 1}, "2 pixels would become 0"),
     ("_contrib_BilinearResize2D", [(1, 1, 2, 2)], {"scale_height": 0.1, "scale_width": 1}, "2 pixels would become 0"),

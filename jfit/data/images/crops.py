@@ -44,11 +44,11 @@ def short_size(width: int, height: int, size: int) -> tuple[int, int]:
     return (size, size * height // width) if height > width else (size * width // height, size)
 
 
-def scale_down(source: tuple[float, float], size: tuple[float, float]) -> tuple[int, int]:
-    """Shrink the crop size (width, height), keeping its aspect ratio, so that it fits into an image of size `source`.
+def scale_down(src_size: tuple[float, float], size: tuple[float, float]) -> tuple[int, int]:
+    """Shrink the crop size (width, height), keeping its aspect ratio, so that it fits into an image of size `src_size`.
 
     Args:
-        source: (width, height) of the image.
+        src_size: (width, height) of the image.
         size: (width, height) of the crop.
 
     Returns:
@@ -58,7 +58,7 @@ def scale_down(source: tuple[float, float], size: tuple[float, float]) -> tuple[
         >>> scale_down((640, 480), (720, 120))
         (640, 106)
     """
-    (width, height), (max_width, max_height) = size, source
+    (width, height), (max_width, max_height) = size, src_size
     if max_height < height:
         width, height = float(width * max_height) / height, max_height
     if max_width < width:

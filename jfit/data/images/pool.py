@@ -38,6 +38,7 @@ _ENVIRONMENT = {
     **dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(1 << 28)),
 }
 _VIEWS = 2  # number of batches that the user may hold as views of the shared memory; further batches are copies
+_ROW = 16  # bytes of a row number and a byte offset
 _ALIGN = 64  # XLA's CPU backend uses host memory with this alignment without a copy
 RowOffsets = Sequence[tuple[int, int]]  # (row number, byte offset of its record)
 
@@ -76,10 +77,10 @@ class Pool:
 
     def __init__(self, job: Job, workers: int, batch_size: int, ahead: int) -> None:
         self.job, self.batch_size = job, batch_size
-        self._labels = -(-batch_size * job.label_width * 4 // _ALIGN) * _ALIGN  # bytes of the labels in a slot
         row = int(np.prod(job.data_shape())) * np.dtype(job.recipe.dtype).itemsize
-        # Bytes of a slot: the labels, then the data.
-        self._slot = self._labels + -(-batch_size * row // _ALIGN) * _ALIGN
+        # A slot has the task (row numbers and byte offsets), the labels, and the data; they end at these bytes.
+        sizes = (_ROW * batch_size, batch_size * job.label_width * 4, batch_size * row)
+        self._labels, self._data, self._slot = itertools.accumulate(-(-size // _ALIGN) * _ALIGN for size in sizes)
         self._row, self._slots = row, ahead + _VIEWS
         self._free = list(range(self._slots))
         self._pending: collections.deque[tuple[int, RowOffsets]] = collections.deque()  # (slot, rows), oldest first
@@ -123,9 +124,11 @@ class Pool:
         slot = self._free.pop()
         self._pending.append((slot, rows))
         start = slot * self._slot
+        # In the pipe of a stopped process, which nobody reads, many rows would not fit: writing would wait for ever.
+        np.ndarray((self.batch_size, 2), np.int64, self._memory, start)[:] = rows
         for worker, (low, high) in zip(self._workers, self._parts, strict=True):
-            labels, data = start + low * self.job.label_width * 4, start + self._labels + low * self._row
-            _send(worker, {"rows": rows[low:high], "count": high - low, "epoch": epoch, "labels": labels, "data": data})
+            places = (low * _ROW, self._labels + low * self.job.label_width * 4, self._data + low * self._row)
+            _send(worker, {"at": [start + place for place in places], "count": high - low, "epoch": epoch})
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """Wait for the oldest pending batch and return (data, labels).
@@ -148,9 +151,9 @@ class Pool:
             if "format" in failed:
                 raise FormatError(*failed["format"])
             raise RuntimeError(f"a worker that decodes {self.job.path} failed:\n{failed['error']}")
-        labels = np.ndarray((self.batch_size, self.job.label_width), np.float32, self._memory, start).copy()
+        labels = np.ndarray((self.batch_size, self.job.label_width), np.float32, self._memory, start + self._labels).copy()
         shape = (self.batch_size, *self.job.data_shape())
-        shared = SlotArray(self._memory, slot, start + self._labels, shape, self.job.recipe.dtype)
+        shared = SlotArray(self._memory, slot, start + self._data, shape, self.job.recipe.dtype)
         views = self._slots - len(self._free) - len(self._pending) - 1
         if views >= _VIEWS:
             data = np.array(shared)

@@ -45,10 +45,12 @@ def main(handle: int, pipe: Connection) -> None:
         task = json.loads(pipe.recv_bytes())
         try:
             decoder = decoder or RowDecoder(job)
-            data = np.ndarray((task["count"], *job.data_shape()), job.recipe.dtype, memory, task["data"])
-            labels = np.ndarray((task["count"], job.label_width), np.float32, memory, task["labels"])
-            decoder.decode(task["rows"], task["epoch"], data, labels)
-            answer: dict[str, Any] = {"done": task["count"]}
+            count, at = task["count"], task["at"]
+            rows = np.ndarray((count, 2), np.int64, memory, at[0]).tolist()
+            labels = np.ndarray((count, job.label_width), np.float32, memory, at[1])
+            data = np.ndarray((count, *job.data_shape()), job.recipe.dtype, memory, at[2])
+            decoder.decode(rows, task["epoch"], data, labels)
+            answer: dict[str, Any] = {"done": count}
         except Exception as error:
             fields = [getattr(error, name, None) for name in ("path", "where", "problem", "remedy")]  # of a FormatError
             answer = {"format": fields} if all(isinstance(f, str) for f in fields) else {"error": traceback.format_exc()}

@@ -77,9 +77,9 @@ class CompositeEvalMetric(EvalMetric):
         """Add one batch, lists of label and output arrays, to every metric."""
         self.fold(labels, preds)
 
-    def update_dict(self, label: Mapping[str, Any], pred: Mapping[str, Any]) -> None:
+    def update_dict(self, labels: Mapping[str, Any], preds: Mapping[str, Any]) -> None:
         """Add one batch, dicts of label and output arrays by name, to every metric."""
-        self.fold_dict(label, pred)
+        self.fold_dict(labels, preds)
 
     def get(self) -> tuple[Any, Any]:
         """Return (names, values) since the last `reset_local`; it blocks once for all metrics."""

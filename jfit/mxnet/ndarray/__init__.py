@@ -19,6 +19,7 @@ from jfit.mxnet.ndarray.array import NDArray, binary_function, function, invoke
 from jfit.mxnet.ndarray.create import (
     arange,
     array,
+    cast_storage,
     concatenate,
     empty,
     eye,
@@ -56,6 +57,7 @@ __all__ = [
     "RowSparseNDArray",
     "arange",
     "array",
+    "cast_storage",
     "concatenate",
     "contrib",
     "empty",

@@ -49,6 +49,15 @@ def _in_place(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return call
 
 
+def _copy_or_view(name: str) -> Callable[..., Any]:
+    def call(self: NDArray, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+        result = function(name)(self, *args, **kwargs)
+        return self.reshaped(result.shape) if inplace else result
+
+    call.__name__, call.__doc__ = name, f"Return `mx.nd.{name}` of this array, with `inplace=True` as a view of it."
+    return call
+
+
 class NDArray(MutableArray):
     """A mutable array on a device.
 
@@ -104,12 +113,12 @@ class NDArray(MutableArray):
 
     @property
     def T(self) -> NDArray:
-        """A copy of the array with its axes reversed."""
-        return self.transpose()
+        """A copy of the array with its axes reversed; the array itself if it has fewer than two."""
+        return self if self.ndim < 2 else self.transpose()
 
     def __repr__(self) -> str:
         sizes = "x".join(map(str, self.shape))
-        return f"\n{self.asnumpy()!s}\n<{'NDArray' if isinstance(self, View) else type(self).__name__} {sizes} @{self.context}>"
+        return f"\n{self.asnumpy()!s}\n<NDArray {sizes} @{self.context}>"
 
     __hash__ = object.__hash__
 
@@ -243,12 +252,12 @@ class NDArray(MutableArray):
 
     # -------------------------------------------------------------------------------- indexing and shapes
     def __getitem__(self, key: Any) -> NDArray:
-        """Basic indices (integers, slices) return views; index arrays and masks return copies.  One entry has shape (1,)."""
+        """Integers and slices of contiguous entries return views; other indices return copies.  One entry has shape (1,)."""
         key = self._indices(key)
         recorded, basic = is_recording(self), _is_basic(key)
-        if not basic and not recorded:
-            return self._kind(self.value[key])
         parts = key if isinstance(key, tuple) else (key,)
+        if not recorded and not (basic and _is_contiguous(parts, self.shape)):
+            return self._kind(self.value[key])
         single = (
             basic
             and self._single
@@ -334,9 +343,11 @@ class NDArray(MutableArray):
         put = lambda value: self.__setitem__(Ellipsis, value.reshape(self.shape))  # noqa: E731
         return self._view(self, lambda value: value.reshape(target), put)
 
-    def reshape_like(self, other: NDArray) -> NDArray:
-        """Return a view in the shape of `other`."""
-        return self.reshape(other.shape)
+    expand_dims, flatten, squeeze = map(_copy_or_view, ("expand_dims", "flatten", "squeeze"))
+
+    def broadcast_to(self, shape: tuple[int, ...]) -> NDArray:
+        """Return a copy in `shape`, in which axes of size 1 are repeated; missing leading axes have size 1."""
+        return function("broadcast_to")(self.reshaped((1,) * (len(shape) - self.ndim) + self.shape), shape=shape)
 
     def transpose(self, *axes: Any, **kwargs: Any) -> NDArray:
         """Return a copy with the axes permuted, as arguments, one tuple or `axes=`; reversed by default."""
@@ -347,6 +358,14 @@ class NDArray(MutableArray):
         """`mx.nd.split_v2` of this array."""
         parts = split_attributes(indices_or_sections)
         return function("_split_v2")(self, axis=axis, squeeze_axis=squeeze_axis, **parts)
+
+    def slice_assign(self, rhs: NDArray, begin: Any, end: Any, step: Any = None) -> NDArray:
+        """Write an array into the slice begin[k] <= index < end[k] of each axis k; returns this array."""
+        return function("_slice_assign")(self, rhs, begin=begin, end=end, step=step, out=self)
+
+    def slice_assign_scalar(self, value: float, begin: Any, end: Any, step: Any = None) -> NDArray:
+        """Write a number into the slice begin[k] <= index < end[k] of each axis k; returns this array."""
+        return function("_slice_assign_scalar")(self, scalar=value, begin=begin, end=end, step=step, out=self)
 
     def slice(self, begin: Any, end: Any, step: Any = None) -> NDArray:
         """Return a copy of begin[k] <= index < end[k] along each axis k."""
@@ -595,6 +614,20 @@ def _in_range(key: Any, shape: tuple[int, ...]) -> Any:
                 raise IndexError(f"index {part} is out of bounds for axis {axis} with size {shape[axis]}")
             axis += 1
     return key
+
+
+def _is_contiguous(parts: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
+    """Return whether a basic index selects entries that follow each other in memory (of MXNet's array)."""
+    axes = [part for part in parts if part is not None]
+    if Ellipsis in axes:
+        at = axes.index(Ellipsis)
+        axes[at : at + 1] = [slice(None)] * (len(shape) - len(axes) + 1)
+    axes += [slice(None)] * (len(shape) - len(axes))
+    ranges = [range(n)[axis] if isinstance(axis, slice) else range(1) for n, axis in zip(shape, axes, strict=True)]
+    if not all(map(len, ranges)):
+        return True
+    first = next((i for i, entries in enumerate(ranges) if len(entries) > 1), len(ranges))
+    return all(r.step == 1 if i == first else r == range(shape[i]) for i, r in enumerate(ranges) if i >= first)
 
 
 def _is_basic(key: Any) -> bool:

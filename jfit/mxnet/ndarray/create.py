@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,11 @@ from jfit.formats import mxnet_arrays
 from jfit.formats.sparse import SparseArray
 from jfit.mxnet.context import place
 from jfit.mxnet.errors import MXNetError, translated
-from jfit.mxnet.mutable import MutableArray, as_array
+from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.array import NDArray, copy_as, function, stays_on_host
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.ndarray.sparse import from_record, to_record
+from jfit.mxnet.recording.tape import mode
 from jfit.mxnet.util import is_np_shape
 
 _COPIED = 1 << 20  # maximum size of arrays of one value that are copied from the host: jnp.full compiles for each shape
@@ -29,7 +30,7 @@ def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
     """Create an NDArray by copying an array-like.
 
     Args:
-        source_array: NDArray, JAX array, NumPy array, nested list or number.
+        source_array: NDArray, JAX array, NumPy array, nested list or number; a sparse array stays sparse.
         ctx: device; the current context by default.
         dtype: by default the dtype of an NDArray or JAX array, and float32 for any other source, as in MXNet.  64-bit dtypes
             are kept on the host until the first computation.
@@ -42,7 +43,9 @@ def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
         ('float32', [0, 1])
     """
     if dtype is None:
-        dtype = as_array(source_array).dtype if isinstance(source_array, (MutableArray, jax.Array)) else np.float32
+        dtype = source_array.dtype if isinstance(source_array, (MutableArray, jax.Array)) else np.float32
+    if getattr(source_array, "stype", "default") != "default":
+        return cast(NDArray, source_array).astype(dtype)
     return NDArray(copy_as(source_array, dtype, ctx))
 
 
@@ -238,6 +241,26 @@ def split_v2(ary: NDArray, indices_or_sections: Any, axis: int = 0, squeeze_axis
         [(1, 3), (3, 3)]
     """
     return ary.split_v2(indices_or_sections, axis, squeeze_axis)
+
+
+def cast_storage(data: NDArray, stype: str, out: Any = None) -> NDArray:
+    """Return an array in another storage type; in `out`, or while `mx.autograd` records, the values only.
+
+    Args:
+        data: the array.
+        stype: "default" (dense), "csr" or "row_sparse".
+        out: NDArray to write into.
+
+    Returns:
+        The array; `out` if it is passed.
+
+    Example:
+        >>> cast_storage(array([[0, 1], [2, 0]]), "csr").stype
+        'csr'
+    """
+    if out is not None or mode.tape is not None:
+        return function("cast_storage")(data, stype=stype, out=out)
+    return data.tostype(stype)
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0, always_copy: bool = True) -> NDArray:

@@ -298,7 +298,7 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
         if op.resolve:  # mx.nd.Custom: the user's class receives every argument as str(value), also None
             attrs = {k: str(v) for k, v in kwargs.items() if not is_array(v)}
         unset = [k for k in op.attrs if k not in attrs]
-        positional = [a for a in args if not is_array(a)]
+        positional = op.attributes_in([a for a in args if not is_array(a)])
         if len(positional) > len(unset):
             raise TypeError(f"{op.name} got {len(positional)} positional attributes, but only has {list(op.attrs)}")
         attrs.update((k, v) for k, v in zip(unset, positional, strict=False) if v is not None)

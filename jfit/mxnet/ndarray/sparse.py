@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
 from jfit import counters
 from jfit.formats.sparse import SparseArray, from_dense
@@ -64,9 +65,20 @@ class BaseSparseNDArray(NDArray):
 
     data = property(lambda self: NDArray(self.record.data), doc="The stored values: (nnz,), or (stored rows, ...).")
 
+    def __repr__(self) -> str:
+        return f"\n<{type(self).__name__} {'x'.join(map(str, self.shape))} @{self.context}>"
+
     def copy(self) -> NDArray:
         """Return a copy in a new buffer, with the same storage type (sparse)."""
         return type(self)(self.record)
+
+    def copyto(self, other: Any) -> NDArray:
+        """Copy the values into another array; for a device return a sparse copy, whose stored values are on the host."""
+        return super().copyto(other) if isinstance(other, NDArray) else self.copy()
+
+    def astype(self, dtype: Any, copy: bool = True) -> NDArray:
+        """Return the array with its stored values in another dtype; `copy=False`: itself if it has this dtype already."""
+        return self if not copy and np.dtype(dtype) == self.dtype else array(self, dtype=dtype)
 
     def tostype(self, stype: str) -> Any:
         """Return the array in another storage type: "default" (dense), "csr" or "row_sparse"."""
@@ -79,7 +91,7 @@ class BaseSparseNDArray(NDArray):
 # Operators whose result stores the same entries as their sparse inputs; those of numbers may also have a number.
 _KEEPING = """abs arcsin arcsinh arctan arctanh cbrt ceil clip degrees expm1 fix floor log1p negative neg radians relu rint
 round sign sin sinh sqrt square tan tanh trunc zeros_like elemwise_add elemwise_sub elemwise_mul add_n ElementWiseSum add sub
-subtract multiply mul rmul divide truediv""".split()  # noqa: SIM905
+subtract multiply mul rmul divide truediv concat""".split()  # noqa: SIM905
 _OF_NUMBERS = ("multiply", "mul", "rmul", "divide", "truediv", "clip")
 
 
@@ -119,6 +131,24 @@ class CSRNDArray(BaseSparseNDArray):
     indptr = property(lambda self: NDArray(self.record.aux[0]), doc="Index in `data` of the first value of each row.")
     indices = property(lambda self: NDArray(self.record.aux[1]), doc="Column of each stored value, (nnz,) int64.")
 
+    def __getitem__(self, key: Any) -> NDArray:
+        """Return one row (1, columns) or a range of rows as a CSRNDArray, any other entries as an NDArray."""
+        at = slice(key, key + 1 or None) if isinstance(key, (int, np.integer)) else key
+        if not isinstance(at, slice) or at.step not in (None, 1):
+            return super().__getitem__(key)
+        if at is not key and not -self.shape[0] <= key < self.shape[0]:
+            raise IndexError(f"index {key} is out of bounds for axis 0 with size {self.shape[0]}")
+        (starts, columns), rows = self.record.aux, range(self.shape[0])[at]
+        starts = starts[rows.start : max(rows.start, rows.stop) + 1]
+        stored = slice(starts[0], starts[-1])
+        aux = starts - starts[0], columns[stored]
+        return CSRNDArray(SparseArray("csr", self.record.data[stored], aux, (len(rows), self.shape[1])))
+
+    def asscipy(self) -> Any:
+        """Return a `scipy.sparse.csr_matrix` of the same stored values."""
+        (starts, columns), data = self.record.aux, self.record.data
+        return scipy.sparse.csr_matrix((data, columns, starts), self.shape, dtype=data.dtype)
+
 
 class RowSparseNDArray(BaseSparseNDArray):
     """An array of which only some rows are stored, the others are zeros; make one with `mx.nd.sparse.row_sparse_array`.
@@ -136,6 +166,10 @@ class RowSparseNDArray(BaseSparseNDArray):
     stype = "row_sparse"
 
     indices = property(lambda self: NDArray(self.record.aux[0]), doc="Index of each stored row, (stored rows,) int64.")
+
+    def __getitem__(self, key: Any) -> NDArray:
+        """Return the array itself for `[:]`, and other entries as an NDArray."""
+        return self if isinstance(key, slice) and key == slice(None) else super().__getitem__(key)
 
     @property
     def by_rows(self) -> SparseRows:
@@ -214,10 +248,11 @@ def csr_matrix(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None)
     """Create a CSR matrix.
 
     Args:
-        arg1: (data, indices, indptr), see `CSRNDArray`, or a dense matrix.
+        arg1: (data, indices, indptr), see `CSRNDArray`; (data, (rows, columns)); a shape, for a matrix of zeros; a dense
+            matrix, a CSRNDArray, or a matrix of scipy.sparse.
         shape: (rows, columns); by default the smallest that fits the indices.
         ctx: accepted and ignored; the stored values are on the host.
-        dtype: float32 by default.
+        dtype: by default that of an array, and float32 for lists.
 
     Returns:
         CSRNDArray.
@@ -230,18 +265,29 @@ def csr_matrix(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None)
         data, indices, indptr = (np.asarray(as_array(a)) for a in arg1)
         starts, columns = indptr.astype(np.int64), indices.astype(np.int64)
         sizes = shape or (len(starts) - 1, int(columns.max(initial=-1)) + 1)
-        return CSRNDArray(SparseArray("csr", data.astype(dtype or np.float32), (starts, columns), tuple(sizes)))
-    return CSRNDArray(from_dense(np.asarray(as_array(arg1), dtype or np.float32), "csr"))
+        return CSRNDArray(SparseArray("csr", data.astype(_dtype(arg1[0], dtype)), (starts, columns), tuple(sizes)))
+    if isinstance(arg1, tuple) and len(arg1) == 2 and np.isscalar(arg1[0]):
+        return cast(CSRNDArray, zeros("csr", arg1, ctx, dtype))
+    if isinstance(arg1, tuple) and len(arg1) == 2:
+        data, places = np.asarray(as_array(arg1[0])), [np.asarray(as_array(a)) for a in arg1[1]]
+        arg1 = scipy.sparse.coo_matrix((data, places), shape)
+    if isinstance(arg1, BaseSparseNDArray) or hasattr(arg1, "tocsr"):
+        return cast(CSRNDArray, array(arg1, ctx, dtype).tostype("csr"))
+    return CSRNDArray(from_dense(np.asarray(as_array(arg1), _dtype(arg1, dtype)), "csr"))
+
+
+def _dtype(source: Any, dtype: Any) -> Any:
+    return getattr(source, "dtype", np.float32) if dtype is None else dtype
 
 
 def row_sparse_array(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None) -> RowSparseNDArray:
     """Create a row-sparse array.
 
     Args:
-        arg1: (data, indices), the stored rows and their row indices, or a dense array.
+        arg1: (data, indices), the stored rows and their row indices; a shape, for an array of zeros; or a dense array.
         shape: shape of the dense array; by default the smallest that fits the indices.
         ctx: accepted and ignored; the stored rows are on the host.
-        dtype: float32 by default.
+        dtype: by default that of an array, and float32 for lists.
 
     Returns:
         RowSparseNDArray.
@@ -250,12 +296,14 @@ def row_sparse_array(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any =
         >>> row_sparse_array(([[7.0]], [1]), shape=(3, 1)).asnumpy().tolist()
         [[0.0], [7.0], [0.0]]
     """
-    if isinstance(arg1, tuple) and len(arg1) == 2 and not np.isscalar(arg1[0]):
+    if isinstance(arg1, tuple) and all(map(np.isscalar, arg1)):
+        return cast(RowSparseNDArray, zeros("row_sparse", arg1, ctx, dtype))
+    if isinstance(arg1, tuple) and len(arg1) == 2:
         data, rows = (np.asarray(as_array(a)) for a in arg1)
         rows = rows.astype(np.int64)
         sizes = shape or (int(rows.max(initial=-1)) + 1, *data.shape[1:])
-        return RowSparseNDArray(SparseArray("row_sparse", data.astype(dtype or np.float32), (rows,), tuple(sizes)))
-    return RowSparseNDArray(from_dense(np.asarray(as_array(arg1), dtype or np.float32), "row_sparse"))
+        return RowSparseNDArray(SparseArray("row_sparse", data.astype(_dtype(arg1[0], dtype)), (rows,), tuple(sizes)))
+    return RowSparseNDArray(from_dense(np.asarray(as_array(arg1), _dtype(arg1, dtype)), "row_sparse"))
 
 
 def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:

@@ -7,6 +7,7 @@ Results have MXNet's dtypes: a number is cast to the dtype of the array beside i
 from __future__ import annotations
 
 import functools
+import math
 import numbers
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -75,8 +76,17 @@ def write(out: Any, result: Any) -> Any:
     return out
 
 
+@functools.cache
+def _most_inputs(name: str) -> float:
+    return getattr(getattr(np, name, None), "nin", math.inf)
+
+
 def elementwise(name: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
     """Apply an elementwise function to arrays (with broadcasting) and numbers; NumPy's to numbers alone."""
+    if options:
+        inputs += tuple([options.pop(key) for key in ("x", "x1", "x2") if key in options])
+    if len(inputs) > _most_inputs(name):
+        *inputs, out = inputs  # type: ignore[assignment]
     for key, value in options.items():
         if key not in _OPTIONS:
             raise TypeError(f"mx.np.{name} has no argument {key!r}")
@@ -184,6 +194,12 @@ class ndarray(NDArray):
         """Return an `mx.nd.NDArray` that shares the values: a write to one of them changes both."""
         return self.shared(NDArray)
 
+    def copy(self, order: str = "C") -> Any:
+        """Return a copy on the same device; `order` must be "C" (else NotImplementedError)."""
+        if order != "C":
+            raise NotImplementedError(f"copy(order={order!r}): arrays of JAX are always in order 'C'; leave it out")
+        return super().copy()
+
     def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True) -> Any:
         """Return the values in another dtype; `copy=False` returns the array itself if it has this dtype already."""
         if order not in (None, "K", "C") or casting != "unsafe" or not subok:
@@ -193,7 +209,7 @@ class ndarray(NDArray):
     def _no_method(self, *args: Any, **kwargs: Any) -> Any:
         raise AttributeError("an mx.np.ndarray does not have all methods of mx.nd.NDArray; see as_nd_ndarray()")
 
-    asscalar = tostype = slice = reshape_like = _no_method  # type: ignore[assignment]
+    asscalar = tostype = slice = slice_assign = slice_assign_scalar = split_v2 = expand_dims = _no_method  # type: ignore[assignment]
 
     # -------------------------------------------------------------------------------- indexing and shapes
     def __getitem__(self, key: Any) -> Any:

@@ -43,6 +43,11 @@ _SAMPLERS: dict[str, Callable[..., Any]] = {
 }
 _OTHERS = {"rand": "uniform", "randn": "normal", "uniform_n": "uniform", "normal_n": "normal"}
 
+# MXNet's have no dtype, which is the last argument here.
+_WITHOUT_DTYPE: dict[str, Any] = dict.fromkeys(
+    ("exponential", "gumbel", "logistic", "pareto", "power", "rayleigh", "weibull"), ("ctx", "out", "dtype")
+)
+
 
 def _draw(sampler: Callable[..., Any], parameters: Any, shape: tuple[int, ...], dtype: Any, ctx: Any, out: Any) -> Any:
     arrays = [p if hasattr(p, "shape") else np.float32(p) for p in parameters]
@@ -65,14 +70,15 @@ def __getattr__(name: str) -> Callable[..., Any]:
         return lambda *size, **options: __getattr__(_OTHERS[name])(size=size, **options)
     sampler = _SAMPLERS.get(_OTHERS.get(name, name)) or absent("mx.np.random", name, __dir__())
     own = list(inspect.signature(sampler).parameters.values())[2:]
-    rest = ["batch_shape" if name in _OTHERS else "size", "dtype", "ctx", "out"]
+    rest = ["batch_shape" if name in _OTHERS else "size", *_WITHOUT_DTYPE.get(name, ("dtype", "ctx", "out"))]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     signature = inspect.Signature([*own, *(inspect.Parameter(n, kind, default=None) for n in rest)])
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        *parameters, size, dtype, ctx, out = bound.arguments.values()
+        *parameters, size = list(bound.arguments.values())[: len(own) + 1]
+        dtype, ctx, out = (bound.arguments[n] for n in ("dtype", "ctx", "out"))
         event = np.broadcast_shapes(*map(np.shape, parameters))
         shape = event if size is None else legacy.sizes(size) + (event if name in _OTHERS else ())
         return _draw(sampler, parameters, shape, dtype, ctx, out)

@@ -9,7 +9,7 @@ from typing import Any
 from jfit.formats import FormatError
 from jfit.mxnet.optimizer import lr_scheduler, saved
 
-_SETTINGS = ("lr", "wd", "clip_gradient", "begin_num_update")
+_SETTINGS = ("lr", "wd", "rescale_grad", "clip_gradient", "begin_num_update")
 _TABLES = ("lr_mult", "wd_mult", "idx2name")
 
 

@@ -8,8 +8,11 @@
 
 from __future__ import annotations
 
+from numbers import Number
 from types import SimpleNamespace
 from typing import Any
+
+import numpy
 
 from jfit.graph import control
 from jfit.graph.scopes import AttrScope, NameManager, Prefix
@@ -40,13 +43,15 @@ from jfit.mxnet.symbol.symbol import split_v2 as split_v2
 from jfit.ops import ALIASES
 
 
-def _binary_function(symbol_op: str, scalar_op: str, reversed_scalar_op: str):
+def _binary_function(name: str, symbol_op: str, scalar_op: str, reversed_scalar_op: str):
     def call(left: Any, right: Any) -> Any:
         if isinstance(left, Graph):
             return operator(symbol_op)(left, right) if isinstance(right, Graph) else operator(scalar_op)(left, scalar=right)
         if isinstance(right, Graph):
             return operator(reversed_scalar_op)(right, scalar=left)
-        raise TypeError(f"at least one argument must be a Symbol, found {type(left).__name__} and {type(right).__name__}")
+        if isinstance(left, Number) and isinstance(right, Number):
+            return getattr(numpy, "power" if name == "pow" else name)(left, right).item()
+        raise TypeError(f"expected Symbols or numbers, found {type(left).__name__} and {type(right).__name__}")
 
     return call
 
@@ -54,7 +59,7 @@ def _binary_function(symbol_op: str, scalar_op: str, reversed_scalar_op: str):
 # Unlike their mx.nd counterparts, MXNet's symbolic functions of these names do not broadcast.
 _EQUAL_SHAPES = {"pow": "_Power", "power": "_Power", "maximum": "_Maximum", "minimum": "_Minimum", "hypot": "_Hypot"}
 _FUNCTIONS = SimpleNamespace(
-    **{name: _binary_function(_EQUAL_SHAPES[name], *ops[1:]) for name, ops in PAIRS.items() if name in _EQUAL_SHAPES}
+    **{name: _binary_function(name, _EQUAL_SHAPES[name], *ops[1:]) for name, ops in PAIRS.items() if name in _EQUAL_SHAPES}
 )
 
 npx = SimpleNamespace(**{name: operator(op) for name, op in OPERATORS.items()})

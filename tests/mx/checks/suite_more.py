@@ -109,3 +109,85 @@ def check_candidates(mx):
 def check_names_of_star_imports(mx):
     """Names that star imports of the test utilities give to scripts."""
     return {"names": sorted(n for n in ("np", "rnd", "os", "sys", "time", "json") if hasattr(mx.test_utils, n))}
+
+
+def check_positions_and_names_of_arguments(mx):
+    one, three = mx.nd.ones((2, 2)), mx.nd.array(np.arange(9.0).reshape(1, 1, 3, 3))
+    nets = {
+        "average": mx.gluon.nn.AvgPool2D(2, 2, 0, True),
+        "average_padded": mx.gluon.nn.AvgPool2D(2, 2, 1, False, "NCHW", False),
+        "largest": mx.gluon.nn.MaxPool2D(2, 2, 0, "NCHW", True),
+    }
+    both = mx.metric.CompositeEvalMetric(["acc"])
+    both.update_dict(labels={"y": mx.nd.array([1, 0])}, preds={"p": mx.nd.array([[0.2, 0.8], [0.1, 0.9]])})
+    found = {
+        "gemm": mx.nd.linalg.gemm(one, one, one, False, False, 2.0, 3.0).asnumpy(),
+        "gemm2": mx.nd.linalg.gemm2(one, one, False, False, 2.0).asnumpy(),
+        "deconvolution": list(
+            mx.nd.Deconvolution(three, mx.nd.ones((1, 1, 2, 2)), None, (2, 2), (2, 2), (1, 1), (0, 0), (1, 1), (), 1).shape
+        ),
+        "convolution": list(
+            mx.nd.Convolution(three, mx.nd.ones((1, 1, 2, 2)), mx.nd.ones(1), (2, 2), (1, 1), (1, 1), (0, 0), 1).shape
+        ),
+        "no_bias": mx.nd.FullyConnected(one, one, None, 2, True).asnumpy(),
+        "no_length": mx.nd.softmax(mx.nd.array([[0, 1], [2, 4]]), None, 0).asnumpy(),
+        "no_axis": list(mx.nd.sum(three, None, True).shape),
+        "symbol_no_bias": mx.sym.FullyConnected(mx.sym.Variable("x"), mx.sym.Variable("w"), None, 3, True).list_arguments(),
+        "scale_down": list(mx.image.scale_down(src_size=(10, 20), size=(30, 30))),
+        "update_dict": list(both.get()),
+        "rows": mx.test_utils.rand_sparse_ndarray((4, 2), "row_sparse", 1.0, modifier_func=lambda v: 2.0)[0].asnumpy(),
+        "custom": list(mx.metric.CustomMetric(lambda label, pred: 1.0, "one", True).get())[:1],
+    }
+    return found | {name: net(three).asnumpy() for name, net in nets.items()}
+
+
+def check_views_and_copies(mx):
+    """A slice of contiguous entries is a view, any other a copy: how many entries of an array a write to its slice changes."""
+    every, one, some = slice(None), slice(1, 2), slice(None, None, 2)
+    keys = [0, (0, 1), one, some, (every, 0), (every, one), (0, every, 1), (0, one), (..., 1), (0, ..., 0), (one, one)]
+    keys += [(every, every, one), (one, slice(0, 2), every), slice(None, None, -1), (slice(0, 2), ...), (1, some), (None, 1)]
+    found = {}
+    for key in keys:
+        x = mx.nd.zeros((3, 3, 2))
+        y = x[key]
+        y[:] = 1
+        found[str(key)] = [list(y.shape), int(x.sum().asscalar())]
+    x = mx.nd.zeros((2, 3))
+    others = {"expand": x.expand_dims(0, inplace=True), "flat": x.flatten(), "like": x.reshape_like(mx.nd.ones((6,)))}
+    for name, y in others.items():
+        y[:] = 1
+        found[name] = [list(y.shape), float(x.sum().asscalar())]
+        x[:] = 0
+    x.slice_assign(mx.nd.ones((1, 2)), (0, 0), (1, 2), (None, None))
+    x.slice_assign_scalar(3.0, (1, 0), (2, 3), (None, 2))
+    return found | {
+        "assigned": x.asnumpy(),
+        "symbols of numbers": [mx.sym.maximum(2, 3.5), mx.sym.pow(2, 3), mx.sym.hypot(3, 4)],
+    }
+
+
+def check_sparse_arrays(mx):
+    data, columns, starts = np.array([1.0, 2, 3, 4, 5, 6], "float32"), np.array([0, 2, 2, 0, 1, 2]), np.array([0, 2, 3, 6])
+    csr = mx.nd.sparse.csr_matrix((data, columns, starts), shape=(3, 3))
+    rows = mx.nd.sparse.row_sparse_array(([[1, 2], [3, 4]], [0, 2]), shape=(4, 2))
+    arrays = {
+        "row": csr[1],
+        "last": csr[-1],
+        "some": csr[0:2],
+        "whole": rows[:],
+        "copied": mx.nd.array(csr),
+        "rows copied": mx.nd.array(rows),
+        "cast": csr.astype("int32"),
+        "moved": csr.copyto(mx.cpu()),
+        "of a shape": mx.nd.sparse.csr_matrix((2, 3)),
+        "rows of a shape": mx.nd.sparse.row_sparse_array((2, 3)),
+        "of places": mx.nd.sparse.csr_matrix((data[:2], ([0, 1], [1, 0])), shape=(2, 2)),
+        "of scipy": mx.nd.sparse.csr_matrix(csr.asscipy()),
+        "of integers": mx.nd.sparse.csr_matrix(np.array([[0, 1], [2, 0]], "int32")),
+        "of lists": mx.nd.sparse.csr_matrix([[0, 1], [2, 0]]),
+        "stored": mx.nd.cast_storage(mx.nd.array([[0, 1], [1, 0]]), "csr"),
+        "dense": mx.nd.cast_storage(csr, "default"),
+        "joined": mx.nd.sparse.concat(csr, csr, dim=0),
+    }
+    found = {name: [array.stype, array.asnumpy(), np.dtype(array.dtype).name] for name, array in arrays.items()}
+    return found | {"text": [repr(csr), repr(rows)], "scipy": csr.asscipy().toarray()}

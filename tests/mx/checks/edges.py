@@ -1,0 +1,157 @@
+"""Rare uses of common operators and classes: kernels larger than the data, modes of backward, states with their optimizer."""
+
+import numpy as np
+from recorded_checks import raised
+
+
+def check_kernels_that_do_not_fit(mx):
+    images, line, volume = mx.nd.ones((2, 3, 2, 4)), mx.nd.ones((2, 3, 2)), mx.nd.ones((2, 3, 2, 4, 4))
+    nd, large = mx.nd, {"kernel": (5, 3), "num_filter": 4, "no_bias": True}
+    filters = mx.nd.ones((4, 3, 5, 3))
+    values = {
+        "2-D": raised(nd.Convolution, images, filters, **large),
+        "old": raised(nd.Convolution_v1, images, filters, **large),
+        "dilated": raised(nd.Convolution, images, mx.nd.ones((4, 3, 3, 3)), **{**large, "kernel": (3, 3)}, dilate=(2, 1)),
+        "padded": nd.Convolution(images, mx.nd.ones((4, 3, 3, 3)), **{**large, "kernel": (3, 3)}, dilate=(2, 1), pad=(2, 0)),
+        "1-D": raised(nd.Convolution, line, mx.nd.ones((4, 3, 5)), **{**large, "kernel": (5,)}),
+        "3-D": raised(nd.Convolution, volume, mx.nd.ones((4, 3, 5, 1, 1)), **{**large, "kernel": (5, 1, 1)}),
+        "transposed": raised(nd.Deconvolution, images, mx.nd.ones((3, 4, 2, 2)), kernel=(2, 2), num_filter=4, pad=(3, 3)),
+        "old pooling": raised(nd.Pooling_v1, images, kernel=(5, 3)),
+        "patches": raised(nd.im2col, images, kernel=(5, 3)),
+    }
+    for kind in ("max", "avg"):
+        for convention in ("valid", "full"):
+            pool = {"kernel": (5, 3), "pool_type": kind, "pooling_convention": convention}
+            values[f"{kind} {convention}"] = raised(nd.Pooling, images, **pool)
+            values[f"{kind} {convention} symbol"] = raised(mx.sym.Pooling(mx.sym.var("x"), **pool).infer_shape, x=(2, 3, 2, 4))
+    convolution = mx.sym.Convolution(mx.sym.var("x"), name="c", **large)
+    values["symbol"] = raised(convolution.infer_shape, x=(2, 3, 2, 4))
+    values["symbol in part"] = str(convolution.infer_shape_partial(x=(2, 3, 0, 4))[0])
+    for name, layer in (("conv", mx.gluon.nn.Conv2D(4, (5, 3))), ("pool", mx.gluon.nn.MaxPool2D((5, 3)))):
+        layer.initialize()
+        values[name] = raised(lambda layer=layer: layer(images).asnumpy())
+    return values
+
+
+def check_batch_norm_in_prediction_mode(mx):
+    rng, values = np.random.RandomState(0), {}
+    x, head = rng.randn(4, 3, 2, 2), rng.randn(4, 3, 2, 2)
+    vectors = rng.randn(4, 3) * [[1], [1], [1], [0]] + [[0], [0], [0], [1.5]]
+    for record, back in ((True, True), (False, False), (False, True), (True, False)):
+        arrays = [mx.nd.array(a) for a in (x, *vectors)]
+        for array in arrays[:3]:
+            array.attach_grad()
+        with mx.autograd.record(train_mode=record):
+            y = mx.nd.BatchNorm(*arrays, fix_gamma=False)
+        y.backward(mx.nd.array(head), train_mode=back)
+        name = f"record {record}, backward {back}"
+        values[name] = y
+        values |= {f"{name}, {which}": array.grad for which, array in zip("xgb", arrays[:3], strict=True)}
+        values[f"{name}, mean"] = arrays[3]
+    return values
+
+
+def check_states_with_their_optimizer(mx):
+    gradient, values = mx.nd.array([1, 1]), {}
+    for name, options in {"sgd": {"momentum": 0.9}, "adam": {}, "rmsprop": {}}.items():
+        for dump in (True, False):
+            first = mx.optimizer.get_updater(mx.optimizer.create(name, learning_rate=0.5, rescale_grad=0.25, wd=0.1, **options))
+            first(0, gradient, mx.nd.array([1, 2]))
+            second = mx.optimizer.get_updater(mx.optimizer.create(name, learning_rate=0.1, rescale_grad=2.0))
+            second.set_states(first.get_states(dump_optimizer=dump))
+            case = f"{name} {'with' if dump else 'without'}"
+            values |= {f"{case}, {key}": float(getattr(second.optimizer, key)) for key in ("rescale_grad", "lr", "wd")}
+            if dump:
+                weight = mx.nd.array([1, 2])
+                second(0, gradient, weight)
+                values[case] = weight
+    return values
+
+
+def check_rows_with_a_gradient_of_zero(mx):
+    values = {}
+    for name, options in {"sgd": {}, "momentum": {"momentum": 0.9}, "all": {"lazy_update": False}, "adam": {}}.items():
+        optimizer = {"learning_rate": 0.5, "wd": 0.1, **options}
+        update = mx.optimizer.get_updater(mx.optimizer.create("adam" if name == "adam" else "sgd", **optimizer))
+        weight = mx.nd.array(np.arange(8).reshape(4, 2))
+        rows = mx.nd.sparse.row_sparse_array((np.float32([[1, 1], [0, 0]]), [0, 2]), shape=(4, 2))
+        for _ in range(2):
+            update(0, rows, weight)
+        values[name] = weight
+    data, mask = mx.sym.var("data"), mx.sym.var("mask")
+    table = mx.sym.Embedding(data, name="e", input_dim=4, output_dim=2, sparse_grad=True)
+    module = mx.mod.Module(mx.sym.MakeLoss(mx.sym.sum(table * mask)), ["data", "mask"], None)
+    module.bind([("data", (2,)), ("mask", (2, 2))])
+    module.init_params(mx.init.One())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.5, "wd": 0.1, "momentum": 0.9, "rescale_grad": 1.0})
+    batch = [mx.nd.array([0, 2]), mx.nd.array([[1, 1], [0, 0]])]
+    layer = mx.gluon.nn.Embedding(4, 2, sparse_grad=True)
+    layer.initialize(mx.init.One())
+    trainer = mx.gluon.Trainer(layer.collect_params(), "sgd", {"learning_rate": 0.5, "wd": 0.1, "momentum": 0.9})
+    for _ in range(2):
+        module.forward_backward(mx.io.DataBatch(batch, []))
+        module.update()
+        with mx.autograd.record():
+            loss = (layer(batch[0]) * batch[1]).sum()
+        loss.backward()
+        trainer.step(1)
+    return {**values, "Module": module.get_params()[0]["e_weight"], "Trainer": layer.weight.data()}
+
+
+def check_sparse_arrays(mx):
+    sparse, positions = mx.nd.sparse, ([1, 2, 3, 4], ([0, 2, 1, 1], [1, 0, 2, 2]))
+    matrix = sparse.csr_matrix((np.float32([1, 2, 3]), [0, 2, 1], [0, 2, 2, 3]), shape=(3, 3))
+    rows = sparse.row_sparse_array((np.float32([[1, 2], [3, 4]]), [0, 2]), shape=(4, 2))
+    parts = {"slice": matrix[1:3], "end": matrix[-1:], "row": matrix[0], "last": matrix[-1], "all": matrix[:]}
+    values = {f"{name} {which}": f(part) for name, part in parts.items() for which, f in (("", _dense), ("stype", _stype))}
+    for name, made in {
+        "positions": sparse.csr_matrix(positions, shape=(3, 4)),
+        "positions alone": sparse.csr_matrix(positions),
+        "scipy": sparse.csr_matrix(matrix.asscipy() * 2),
+        "copy": sparse.csr_matrix(matrix),
+        "empty": sparse.csr_matrix((2, 3)),
+        "empty rows": sparse.row_sparse_array((2, 3)),
+        "cast": mx.nd.cast_storage(mx.nd.array([[0, 1], [0, 0]]), "csr"),
+        "cast rows": mx.nd.cast_storage(mx.nd.array([[0, 1], [0, 0]]), stype="row_sparse"),
+        "cast back": mx.nd.cast_storage(rows, "default"),
+    }.items():
+        values |= {name: made.asnumpy(), f"{name} stype": made.stype, f"{name} dtype": np.dtype(made.dtype).name}
+    values |= {"asscipy": matrix.asscipy().toarray()}
+    return {**values, "stored": sparse.csr_matrix(positions, shape=(3, 4)).data}
+
+
+def _dense(array):
+    return array.asnumpy()
+
+
+def _stype(array):
+    return array.stype
+
+
+def check_text_and_shapes_of_arrays(mx):
+    x = mx.nd.arange(6)
+    executor = (mx.sym.var("x") * 2).bind(mx.cpu(), {"x": x})
+    return {
+        "output": str(executor.forward()[0]),
+        "view": str(x[1:3]),
+        "broadcast": x.broadcast_to((2, 6)),
+        "broadcast 3-D": x.reshape((2, 1, 3)).broadcast_to((2, 2, 3)),
+        "broadcast zeros": x.broadcast_to((1, 2, 6)),
+    }
+
+
+def check_methods_before_init_params(mx):
+    module = mx.mod.Module(mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), name="softmax"))
+    module.bind([("data", (4, 5))])
+    return {
+        name: raised(getattr(module, name)) for name in ("update", "backward", "get_outputs", "get_params", "init_optimizer")
+    }
+
+
+def check_average_pooling_beyond_the_end(mx):
+    x = mx.nd.array(np.random.RandomState(0).rand(1, 1, 6, 6))
+    x.attach_grad()
+    with mx.autograd.record():
+        y = mx.nd.Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type="avg", pooling_convention="full")
+    y.backward()
+    return {"y": y, "gradient": x.grad}
