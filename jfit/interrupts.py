@@ -147,7 +147,7 @@ class StopFlag:
 
     def _on_terminate(self, previous: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process, also within C code
-        self.owned = previous is not signal.SIG_DFL
+        self.owned = previous != signal.SIG_DFL
         self._request(signal.SIGTERM, previous)
 
     def _request(self, number: signal.Signals, previous: Any) -> None:
