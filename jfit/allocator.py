@@ -8,7 +8,7 @@ system from 2 GiB on (`M_TRIM_THRESHOLD`), and one arena for all threads (`M_ARE
 once).
 
 The results have the same bits.  What changes for the rest of the process: memory that it has freed, up to 2 GiB, stays with
-it until the next `jfit.fit` has ended.
+it until the next `jfit.fit` begins, has compiled a program, or has ended.
 
 Source: mallopt(3) of the Linux manual.
 """

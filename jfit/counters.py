@@ -298,7 +298,7 @@ def _copied(array: Any) -> Any:
 
 
 def _on_host(array: Any) -> Any:
-    if not (isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key)):
+    if not isinstance(array, jax.Array) or isinstance(array.dtype, np.dtype):
         return np.asarray(array)
     data = jnp.array(np.array(jax.random.key_data(array)))  # sync: part of `read`
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))

@@ -302,6 +302,7 @@ def fit(
     if unknown:
         raise TypeError(f"fit() got an unexpected keyword argument {_instead(next(iter(unknown)))}")
     options = FitOptions(**given).checked(eval_data)
+    allocator.trim()  # memory that the caller has freed, such as that of arrays from which the data were made
     problem = prepare(model, train_data, eval_data, options)
     if jax.process_count() > 1:
         check_same(problem.description)

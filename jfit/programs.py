@@ -63,7 +63,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jfit import counters, forks, interrupts
+from jfit import allocator, counters, forks, interrupts, lazy
 from jfit.platforms import platform_of, traced_for
 
 # Maximum number of entries of each table; the one that was used least recently is dropped.
@@ -880,7 +880,8 @@ class Program:
 
     def _lowered(self, call: _Call, body: _Body, run: Any) -> tuple[Any, Any, bool]:
         """Trace and lower a function; return (lowered, key of the table by text or None, whether equal keys may share it)."""
-        lowered, digest, complete = _text_of(run, (*call.args, *call.table))
+        with lazy.uncollected():
+            lowered, digest, complete = _text_of(run, (*call.args, *call.table))
         return (
             lowered,
             digest and (digest, body.results, call.signature, read_key(self._static).value),
@@ -924,6 +925,7 @@ def _compile(lowered: Any, expected: Any) -> None:
     """Compile on another thread, unless settings that the calling thread changed for itself are not in effect here."""
     if settings() == expected:
         lowered.compile()
+        allocator.trim()  # what tracing and the compiler have freed, in pieces too small for the arrays of the program
 
 
 def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:

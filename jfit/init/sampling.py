@@ -28,6 +28,7 @@ import numpy as np
 from jax import Array, lax
 
 from jfit import counters
+from jfit.lazy import uncollected
 from jfit.programs import settings
 
 # A call of a program draws ROWS pieces of WIDTH values: large enough that the call itself costs little, small enough that the
@@ -270,7 +271,7 @@ def draw_arrays(key: Array, parameters: Specs, folds: Mapping[str, int]) -> dict
         for name in names:
             distribution, spec = parameters[name]
             flat[name] = _array(distribution, spec, _fold(words, folds.get(name)), runs)
-        with _computed_on(data):
+        with uncollected(), _computed_on(data):
             _fill(runs, next(iter(data.devices())).platform == "cpu")
         for name in names:
             value = flat.pop(name)

@@ -40,7 +40,7 @@ from jfit.loop.dispatch import Dispatch, reported_lr
 from jfit.loop.evaluations import Evaluations
 from jfit.loop.events import Events
 from jfit.loop.nonfinite import NanPolicy
-from jfit.loop.pace import Pace, copy_sums, log_waits
+from jfit.loop.pace import Pace, log_waits
 from jfit.loop.readings import Readings
 from jfit.loop.saving import ending_saves, save_after_error, save_now
 from jfit.loop.threads import TrainingThread, compiling_ahead
@@ -121,7 +121,6 @@ class Loop:
         """Train from batch `self.batch` of epoch `self.epoch` up to a number of epochs or steps of the run; None: no limit."""
         self._end = math.inf if num_epoch is None else num_epoch, math.inf if num_steps is None else num_steps
         self.nan = replace(self.nan, stopped=False, handled=0, rollbacks=0)
-        copy_sums(self.state.metrics)  # compile it before training, so that no later epoch compiles
         first, flag = self.step, stop_flag()
         with (
             activity.Doing(activity.DEVICES, lambda: f"training, in epoch {self.epoch} after batch {self.batch}"),

@@ -90,7 +90,9 @@ class Pace:
             fence: report of the dispatch 8 before the last, for which the host waits.
         """
         loop, previous, checks = self._loop, self._pending, self._loop.dispatcher.checks
-        copied = copy_sums(loop.state.metrics), loop.report, checks and checks.fault
+        # the next step donates the original
+        sums = jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), loop.state.metrics)
+        copied = sums, loop.report, checks and checks.fault
         snapshot = None if loop.readings.host is None else loop.readings.host.snapshot()
         speed = {"samples_per_second": self.speed()["samples_per_second"]}
         self._pending = LogPoint(copied, speed, loop.position, snapshot)
@@ -129,6 +131,3 @@ def log_waits(epoch: int, logs: dict[str, Any]) -> bool:
     possible = speed * seconds / max(seconds - waited, 1e-3)
     logging.getLogger("jfit").warning(_SLOW_DATA, epoch, waited, seconds, speed, possible)
     return True
-
-
-copy_sums = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # the next step donates the original

@@ -177,7 +177,7 @@ class Module(BaseModule, module.Module):
 
     def update(self) -> None:
         """Update all parameters with the gradients of the last `backward`, which are 0 before the first pass."""
-        if self.binded:
+        if self.binded and self.params_initialized:
             self.passes.start_gradients()
         super().update()
 

@@ -83,7 +83,9 @@ for _ in range(3):
     for number in range(20):
         jfit.distributed.exchange(number, f"value {number}")
     counts.append(keys())
-jobs.report(counts=counts)
+jfit.loop.pace.LOG_SECONDS = 0
+run = jfit.fit(net, (x, y), **options | dict(batch_size=2, num_epoch=1, callbacks=[], eval_data=None, steps_per_call=1))
+jobs.report(counts=counts, points=run.history.column("step", "points"))
 """
 
 
@@ -106,6 +108,7 @@ def test_two_processes_train_as_one(tmp_path):
     }.items():
         assert text in first["errors"].get(name, ""), (name, first["errors"])
     assert max(first["counts"] + second["counts"]) < 12, (first["counts"], second["counts"])  # keys in the store of rank 0
+    assert first["points"] == second["points"] == [16]  # log points, at which the running sums are copied
     namespace: dict = {}
     exec(QUICK.replace("jfit.distributed.init()", "").replace('"all"', "2").split("jobs.report")[0], namespace)
     run = namespace["run"]

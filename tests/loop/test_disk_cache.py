@@ -54,7 +54,7 @@ def restored():
 @pytest.mark.slow
 def test_a_second_process_compiles_nothing_and_computes_the_same_bits(tmp_path):
     compiles, hits, folder, weight = result(start(tmp_path))
-    assert compiles >= 3 and hits == 0
+    assert compiles == 2 and hits == 0  # initial values and the step
     assert Path(folder).parent == tmp_path / "jfit" / "xla"
     assert Path(folder).stat().st_mode & 0o077 == 0
     compiles, hits, _, again = result(start(tmp_path))

@@ -85,7 +85,7 @@ def test_many_steps_a_dispatch_give_the_bits_of_one_by_one(devices, kvstore):
     assert seen["traces:module_epoch"] == 1
     with counters.counted() as seen:
         each = trained(lambda param: None, devices=devices, kvstore=kvstore)
-    assert seen["traces:module_epoch"] == 1
+    assert seen["traces:module_epoch"] == 2  # of one step, and of several that may be repeated
     with counters.counted() as seen:
         one_by_one = trained(devices=devices, kvstore=kvstore, iterator=data(Rows, shuffle=True, seed=5))
     assert seen["traces:module_epoch"] == 0
@@ -295,6 +295,51 @@ def test_a_callback_finds_and_does_after_every_batch_what_it_does_batch_by_batch
             same = np.allclose(one, two, rtol=1e-6) if at in (2, 3) and devices > 1 else np.array_equal(one, two)
             assert same, (row[:2], at)  # metrics of several devices are summed over them
     assert_same_bits(fast[1], slow[1])
+
+
+ONCE = {
+    "nothing": lambda param, module: None,
+    "read": lambda param, module: module.get_params(),
+    "rate": lambda param, module: module._optimizer.set_learning_rate(0.02),
+    "decay, then read": lambda param, module: (setattr(module._optimizer, "wd", 0.5), module.get_outputs()),
+    "scale, then read": lambda param, module: (setattr(module._optimizer, "rescale_grad", 1.0), module.gradients()),
+    "multipliers": lambda param, module: module._optimizer.set_lr_mult({"fc1_weight": 0.0}),
+    "metric": lambda param, module: param.eval_metric.reset(),
+    "pass": lambda param, module: (module.forward_backward(param.locals["data_batch"]), module.update()),
+    "parameters": lambda param, module: module.set_params(*module.get_params()),
+    "raise": lambda param, module: module.fail(),
+}
+
+
+def looked_once(kind, act):
+    """What a callback finds that reads metrics after every batch, and does `act` after the seventh."""
+    found, modules = [], []
+
+    def look(param):
+        module = param.locals["self"]
+        modules[:] = [module]
+        found.append([param.eval_metric.get(), param.eval_metric.get_global(), module._optimizer.num_update])
+        if (param.epoch, param.nbatch) == (0, 6):
+            act(param, module)
+
+    try:
+        trained(look, iterator=data(kind, shuffle=True, seed=5), metrics=metric.create("acc"))
+    except AttributeError:
+        found.append("raised")
+    (module,) = modules
+    return found, module, [np.asarray(a) for a in (*module.get_outputs(), module.gradients()["fc2_weight"])]
+
+
+@pytest.mark.slow
+@pytest.mark.repetitions(2)
+@pytest.mark.parametrize("act", ONCE)
+def test_a_callback_that_only_reads_metrics_until_it_does_more_finds_the_same_as_batch_by_batch(act):
+    fast, slow = looked_once(jfit.NDArrayIter, ONCE[act]), looked_once(Rows, ONCE[act])
+    assert fast[0] == slow[0] and len(fast[0]) == (8 if act == "raise" else 36)
+    assert_same_bits(fast[1], slow[1])
+    assert all(np.array_equal(*pair) for pair in zip(fast[2], slow[2], strict=True))
+    fit_again = [module.fit(data(seed=1), num_epoch=1) or module for module in (fast[1], slow[1])]
+    assert_same_bits(*fit_again)
 
 
 @pytest.mark.parametrize("callback", [None, lambda param: None])

@@ -18,14 +18,14 @@ import numpy as np
 from jfit import checks
 from jfit.graph.symbol import Symbol
 from jfit.lowering.groups import variable_devices
-from jfit.mxnet.context import Context
+from jfit.mxnet.context import Context, place
 from jfit.mxnet.deferred import Deferred
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.executor.programs import programs_of
 from jfit.mxnet.groups import group_devices
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.binding import moving_aux, requests_of
-from jfit.mxnet.mutable import MutableArray, as_array
+from jfit.mxnet.mutable import MutableArray, OnHost, as_input, is_constant
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import full
 from jfit.mxnet.ndarray.invoke import on_device
@@ -105,12 +105,15 @@ class Executor:
                 self.arg_dict[name].value = one
         key = jax.random.key_data(next_key()) if self._programs.random else _fixed_key()
         train, arrays = bool(is_train), self._arrays()
-        program: Any = translated()(self._programs.forward(train))
-        self._deferred = deferred = Deferred(lambda: program(*arrays, key))
+        self._deferred = deferred = Deferred(functools.partial(self._run_forward, train, arrays, key))
         self._recorded = train, arrays, key
         self._outputs = [Output(deferred, i) for i in range(len(self._symbol.heads))]
         self._notify_monitor(lambda every: self._programs.monitor_forward(train, every)(*self._gathered(arrays), {}, key, 0, 0))
         return self.outputs
+
+    def _run_forward(self, train: bool, arrays: tuple[Any, Any], key: Any) -> tuple[jax.Array, ...]:
+        with translated():
+            return self._programs.forward(train)(*arrays, key)
 
     @property
     def outputs(self) -> list[NDArray]:
@@ -119,9 +122,7 @@ class Executor:
         Before the first `forward`, they are those of the current values of the arguments.
         """
         if self._deferred is None:
-            program: Any = translated()(self._programs.forward(False))
-            arrays = self._arrays()
-            deferred = Deferred(lambda: program(*arrays, _fixed_key()))
+            deferred = Deferred(functools.partial(self._run_forward, False, self._arrays(), _fixed_key()))
             return [Output(deferred, i) for i in range(len(self._symbol.heads))]
         return list(self._outputs)
 
@@ -167,7 +168,7 @@ class Executor:
                         *self._gathered(arrays), {}, key, 0, 0, [_full(h, o) for h, o in zip(heads, outputs, strict=True)]
                     )
                 )
-            moving = moving_aux(self._symbol, reqs) & new_aux.keys() if train else ()
+            moving = moving_aux(self._symbol, reqs) & new_aux.keys() if train and new_aux else ()
             for name, gradient in gradients.items():
                 _put(self.grad_dict[name], gradient)
             for name in constant:
@@ -195,10 +196,16 @@ class Executor:
     def _write_input(self, name: str, value: Any) -> None:
         if name not in self.arg_dict:
             raise TypeError(f"Unknown argument {name!r}; {checks.name_hint(name, self.arg_dict)}")
-        new, bound = as_array(value), self.arg_dict[name]
+        new, bound = as_input(value), self.arg_dict[name]
         if tuple(new.shape) != bound.shape:
             raise ValueError(f"argument {name!r} is bound with shape {bound.shape}, but the value has {tuple(new.shape)}")
-        bound[:] = new
+        plain = type(bound) is NDArray and bound._entry is None and new.dtype == bound.dtype
+        if is_constant(new) and plain and not self._devices:
+            if not is_constant(as_input(bound)):
+                del bound.value
+            bound._later = OnHost(new, functools.partial(place, ctx=self._ctx)), 0
+        else:
+            bound[:] = new
 
     def _arrays(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the current (arguments, auxiliary states), dicts of jax.Arrays by name on this executor's devices."""
@@ -209,7 +216,9 @@ class Executor:
 
         If this makes a copy, the copy is cached for the lifetime of the original jax.Array.
         """
-        value, copies = array.value, self._device_copies
+        value, copies = as_input(array), self._device_copies
+        if is_constant(value) and not self._devices:
+            return value
         device = self._devices.get(name, self._ctx.device)
         if getattr(value, "committed", False) and value.devices() == {device}:
             return value

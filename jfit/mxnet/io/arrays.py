@@ -15,7 +15,7 @@ from jfit.data import DataBatch, DataDesc, DataIter, PrefetchingIter, ResizeIter
 from jfit.mxnet.image.record_iter import ImageRecordInt8Iter, ImageRecordIter, ImageRecordUInt8Iter
 from jfit.mxnet.io.files import CSVIter, LibSVMIter, MNISTIter, MXDataIter
 from jfit.mxnet.namespaces import absent
-from jfit.mxnet.ndarray.create import as_ndarrays
+from jfit.mxnet.ndarray.create import as_ndarrays, from_host
 
 __all__ = [
     "CSVIter", "DataBatch", "DataDesc", "DataIter", "ImageRecordInt8Iter", "ImageRecordIter", "ImageRecordIter_v1",
@@ -51,7 +51,7 @@ class NDArrayIter(data.NDArrayIter):
         return [(name, as_ndarrays(a)) for name, a in self.sources[1]]
 
     def _pick(self, named: list[tuple[str, Any]]) -> list[Any]:
-        return [as_ndarrays(a) for a in super()._pick(named)]
+        return [from_host(a if getattr(a, "base", None) is None else a.copy()) for a in super()._pick(named)]
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -11,7 +11,7 @@ import numpy as np
 from jfit import counters
 from jfit.metrics import Metric
 from jfit.mxnet.metric.fold import Pick, fold_batch, output_weights
-from jfit.mxnet.mutable import MutableArray, as_array
+from jfit.mxnet.mutable import MutableArray, as_array, as_input
 from jfit.ops import nearest
 
 REGISTRY: dict[str, type[EvalMetric]] = {}
@@ -225,16 +225,16 @@ def _fold(
 ) -> None:
     for metric, pick in picks:
         metric.prepare([labels[i] for i in pick.labels], [outputs[i] for i in pick.outputs])
-    device: list[Any] = [metric for metric, _ in picks if metric.pure is not None]
+    ruled: list[Any] = [(metric, pick, metric.pure) for metric, pick in picks]
+    device = [(m, p if m.needs_labels else p._replace(labels=()), rule) for m, p, rule in ruled if rule is not None]
     if device:
-        rules = tuple(metric.pure for metric in device)
-        device_picks = tuple(p if m.needs_labels else p._replace(labels=()) for m, p in picks if m.pure is not None)
-        plain, plain_outputs = [as_array(a) for a in labels], [as_array(a) for a in outputs]
-        new = fold_batch(rules, device_picks, [metric.running() for metric in device], plain, plain_outputs, weights)
-        for metric, sums in zip(device, new, strict=True):
+        metrics, chosen, rules = zip(*device, strict=True)
+        plain, plain_outputs = [as_input(a) for a in labels], [as_array(a) for a in outputs]
+        new = fold_batch(rules, chosen, [metric.running() for metric in metrics], plain, plain_outputs, weights)
+        for metric, sums in zip(metrics, new, strict=True):
             metric._store(sums)
-    for metric, pick in picks:
-        if metric.pure is None:
+    for metric, pick, rule in ruled:
+        if rule is None:
             each = [weights[i] for i in pick.outputs] if isinstance(weights, (list, tuple)) else weights
             arrays = _weighted(metric, [labels[i] for i in pick.labels], [outputs[i] for i in pick.outputs], each)
             if names is None or type(metric).update_dict is EvalMetric.update_dict:

@@ -120,17 +120,16 @@ def _together(sums: Any, labels: Any, outputs: Any, weights: Any) -> tuple[Any, 
     devices = sharding.device_set
     target = _replicated(sharding)
 
-    def here(x: Any) -> bool:
-        return isinstance(x, jax.Array) and x.committed and x.sharding.device_set == devices
-
     def moved(x: Any) -> Any:
-        # jit itself copies host arrays to the devices
-        return x if not isinstance(x, jax.Array) or here(x) else jax.device_put(x, target)
+        # jit itself copies host arrays and uncommitted ones to the devices
+        elsewhere = isinstance(x, jax.Array) and x.committed and x.sharding.device_set != devices
+        return jax.device_put(x, target) if elsewhere else x
 
-    if not all(here(x) for x in jax.tree.leaves(sums)):  # the program returns committed sums; uncommitted ones recompile
-        sums = jax.device_put(sums, target)
-    weights = tuple(map(moved, weights)) if isinstance(weights, tuple) else moved(weights)
-    return sums, tuple(map(moved, labels)), tuple(map(moved, outputs)), weights
+    def started(x: Any) -> Any:
+        # the program returns committed sums; uncommitted ones would compile it once more
+        return moved(x) if isinstance(x, jax.Array) and x.committed else jax.device_put(x, target)
+
+    return jax.tree.map(started, sums), *jax.tree.map(moved, (labels, outputs, weights))
 
 
 @functools.lru_cache(maxsize=64)

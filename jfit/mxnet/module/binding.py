@@ -19,7 +19,7 @@ from jfit.lowering.model import Aux, Model
 from jfit.mxnet.groups import replica_groups
 from jfit.mxnet.module.groups import Placement, Replicas
 from jfit.mxnet.module.parameters import Parameters
-from jfit.mxnet.mutable import MutableArray, as_array
+from jfit.mxnet.mutable import as_array, as_input, is_constant
 from jfit.ops import nearest
 from jfit.parallel.contexts import Context, cpu
 from jfit.programs import Made
@@ -43,6 +43,7 @@ class Binding:
         data_shapes, label_shapes: `DataDesc` (name, shape, dtype, layout) of each input, for a batch before it is split over
             `devices`; empty before `bind`.
         rows: number of rows of a whole batch; like the attributes below, set by `bind`.
+        counts: those of each device.
         model: the `Model`, the graph as a JAX function.
         replicas: the models of a graph with `groups`, one for each of `devices`; None without groups.
         grad_reqs: "write" or "add" for each parameter and input that gets a gradient.
@@ -55,6 +56,7 @@ class Binding:
     model: Model
     replicas: Replicas | None
     rows: int
+    counts: list[int]
 
     def __init__(
         self,
@@ -186,7 +188,7 @@ class Binding:
         data, labels = describe(data_shapes), describe(label_shapes)
         self._match_names(self.data_names, data, "data")
         rows = rows_of_batch(data)
-        self.slices(rows)  # raises an error if a device has no row
+        self.counts = self.slices(rows)  # raises an error if a device has no row
         self.data_shapes, self.label_shapes, self.rows = data, labels, rows
         return data, labels
 
@@ -284,7 +286,7 @@ class Binding:
     # -------------------------------------------------------------------------------- states
     def state_slices(self) -> list[list[Any]]:
         """Return for each state input a list of numpy arrays, the rows of each device."""
-        cut, axes = np.cumsum(self.slices(self.rows))[:-1], self.model.batch_axes
+        cut, axes = np.cumsum(self.counts)[:-1], self.model.batch_axes
         return [np.split(np.asarray(v), cut, axes.get(n, 0)) for n, v in self.states.items()]
 
     def set_states(self, states: Any, value: float | None) -> None:
@@ -427,8 +429,8 @@ def with_shapes(like: Sequence[DataDesc], arrays: Sequence[Any]) -> list[DataDes
 
 def _input_array(value: Any) -> Any:
     """Return an array of a batch as a jax array, or a copy as a NumPy array: iterators may reuse buffers before a lazy pass."""
-    array = value.value if isinstance(value, MutableArray) else value
-    return array if isinstance(array, jax.Array) else np.array(as_array(array))
+    array = as_input(value)
+    return array if isinstance(array, jax.Array) or is_constant(array) else np.array(array)
 
 
 def concat_slices(parts: Sequence[Any], axis: int) -> Any:

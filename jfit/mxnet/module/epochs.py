@@ -6,20 +6,24 @@ iterator's order.  The results equal those of training batch by batch.
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import lax
 
+from jfit import counters
 from jfit.data import ArrayData, Batch, NDArrayIter
 from jfit.feed.batches import fits_on_device, gather, place_order
 from jfit.interrupts import StopFlag, defer_interrupts
 from jfit.loop.dispatch import auto_steps_per_call, repeat_steps, report
 from jfit.metrics import Metric
+from jfit.mxnet.deferred import Deferred
 from jfit.mxnet.module.passes import GatheredPass, Passes
 from jfit.mxnet.module.slices import row_table
 from jfit.parallel import place, place_split
@@ -37,7 +41,8 @@ class EpochRunner:
         counts: number of rows of each device, without padding.
         metrics: pure metrics of the outputs and their labels.
         every: callbacks read the metrics after each batch whose number is a multiple of this; 0 means never; None: after each
-            batch, and they may read anything, so a dispatch is one step and keeps its outputs and gradients.
+            batch, and they may read anything.  A dispatch is then one step and keeps its outputs and gradients, or, until a
+            callback has read or changed more than metrics, several steps, which can be repeated.
     """
 
     def __init__(
@@ -51,12 +56,14 @@ class EpochRunner:
         parameters = passes.parameters
         self.arrays = place(dict([*data.sources[0], *data.sources[1]]), parameters.devices)
         model, params = passes.programs.model, parameters.state.params
-        self.steps = 1 if every is None else auto_steps_per_call(model, params, data.batch_size, parameters.devices)
+        steps = auto_steps_per_call(model, params, data.batch_size, parameters.devices)
+        self.steps = 1 if every is None else steps
+        # of a dispatch that may be repeated; on other devices its program takes long to compile
+        self.ahead = steps if every is None and parameters.devices[0].platform == "cpu" else 1
         table, weight = row_table(self.counts)  # both (devices, slots)
         self._table = table
         uneven = len(set(self.counts)) > 1
         self._weight = place_split(weight, parameters.devices) if uneven else None
-        self._specs = {n: jax.ShapeDtypeStruct((max(self.counts), *a.shape[1:]), a.dtype) for n, a in self.arrays.items()}
 
     @property
     def data(self) -> Any:
@@ -87,14 +94,25 @@ class EpochRunner:
         full = len(self.data.epoch_rows()) // self.data.batch_size
         pack, at, going = self._pack(full), 0, True
         self._load_sums(leaves)
+        if parameters.optimizer.lr_scheduler is not None or parameters.shared_scalars():
+            self.ahead = 1  # a callback may look at what changes with each step
+
+        def keep(number: int, results: Callable[[], Any]) -> Deferred:
+            return self.passes.keep(GatheredPass(batch_of(number), self.counts, True, 0), results)
+
         try:
             while at < full and going and not flag:
+                # The first batch has compiled what repeats steps, and the last one leaves its outputs and gradients.
+                steps = min(self.ahead, full - 1 - at)
+                if at and steps > 1:
+                    at, going = self._look_ahead(leaves, on_batch, flag, keep, pack, at, steps)
+                    continue
                 steps = min(self._steps_to_boundary(at), full - at)
                 sums, results = self._call(pack, at, steps)
                 at += steps
                 if self.every and ((at - 1) % self.every == 0 or at == self.data.num_batches):
                     if results:
-                        self.passes.keep(GatheredPass(batch_of(at - 1), self.counts, True, 0, self._specs), *results)
+                        keep(at - 1, functools.partial(tuple, results))
                     going = self._look(leaves, sums, on_batch, at - 1)
         finally:
             self.passes.gather()
@@ -118,6 +136,58 @@ class EpochRunner:
         else:
             self._load_sums(leaves)
         return True
+
+    def _look_ahead(
+        self, leaves: Sequence[Any], on_batch: Any, flag: StopFlag | None, keep: Any, pack: Any, at: int, steps: int
+    ) -> tuple[int, bool]:
+        """Run steps in one dispatch, and call `on_batch` for each, with the sums of the metrics at that time.
+
+        If it reads anything else or changes a setting, the steps up to its batch are repeated one by one, and it was the last
+        such dispatch.  Returns the number of batches that were run, and whether to go on.
+        """
+        passes, parameters, optimizer = self.passes, self.passes.parameters, self.passes.parameters.optimizer
+        parameters.sync_multipliers()
+        start, single, scale, setting = parameters.state, self._program(), np.float32(optimizer.rescale_grad), self._setting()
+        rates = np.full(self.ahead, optimizer.rate(), np.float32)
+        with defer_interrupts():
+            table = passes.run(self._program(ahead=True), pack, np.int32(at), rates, np.int32(steps), count=0)
+            end, parameters.state = parameters.state, start._replace(metrics=None)
+        table = counters.read(table)  # sync: the callbacks may read the metrics
+
+        def repeat(number: int) -> Any:
+            parameters.state, results = start, ()
+            with defer_interrupts():
+                for i in range(at, number + 1):
+                    step = lambda *args: single(*args[:-1], scale)  # noqa: E731
+                    _, _, *results = passes.run(step, pack, np.int32(i), rates[:1], np.int32(1), count=0)
+                parameters.state = parameters.state._replace(metrics=None)
+            return results
+
+        last: Any = None
+        try:
+            for number in range(at, at + steps):
+                parameters.begin_updates(1, passes.trainable, passes.updated)
+                last = keep(number, functools.partial(repeat, number))
+                self._store_sums(leaves, jax.tree.map(lambda x: x[number - at, ...], table))  # noqa: B023
+                before = [x for leaf in leaves for x in leaf.running()]
+                going = on_batch(number)
+                same = all(a is b for a, b in zip(before, [x for leaf in leaves for x in leaf.running()], strict=True))
+                if not (going and same and self._setting() == setting) or last.is_done or flag:
+                    self.ahead = 1
+                    return number + 1, going
+            parameters.state, last = end, None
+            passes.discard_results()
+        finally:
+            if last is not None:
+                last.settle()
+                self._load_sums(leaves)
+        return at + steps, True
+
+    def _setting(self) -> Any:
+        """Return what the steps of a dispatch depend on, besides the state."""
+        optimizer = self.passes.parameters.optimizer
+        numbers = optimizer.rate(), optimizer.rescale_grad, dict(optimizer.lr_mult), dict(optimizer.wd_mult)
+        return self.passes.programs.setting(), optimizer.lr_scheduler, numbers
 
     def _steps_to_boundary(self, at: int) -> int:
         """Number of steps of the next dispatch, from batch `at` up to and including the next batch after which callbacks run.
@@ -162,20 +232,23 @@ class EpochRunner:
         table = order[:, self._table.reshape(-1)]  # (batches, devices * slots)
         return {"arrays": self.arrays, "order": place_order(table, devices), "weight": self._weight}
 
-    def _program(self) -> Callable[..., tuple[TrainState, Array]]:
+    def _program(self, ahead: bool = False) -> Callable[..., tuple[TrainState, Any]]:
+        """Return the program of steps; with `ahead`, it keeps its argument and returns the metric sums after each step."""
         programs = self.passes.programs
 
         def make():
             axes, pack = programs.axes()[1], {"arrays": None, "order": 0, "weight": 0}
-            results = (None, None, 0, 0) if self.asked is None else None
-            return self._many(), (axes, pack, None, None, None, None), (axes, results)
+            results = (None, None, 0, 0) if self.asked is None and not ahead else None
+            return self._many(self.ahead if ahead else 0), (axes, pack, None, None, None, None), (axes, results)
 
-        key = ("epoch", programs.setting(), self._metric_sums_of, self.counts, self.steps, self.asked is None)
-        return programs.compiled(key, make, "module_epoch", donate=(0,))
+        steps = self.ahead if ahead else self.steps
+        key = ("epoch", programs.setting(), self._metric_sums_of, self.counts, steps, self.asked is None, ahead)
+        return programs.compiled(key, make, "module_epoch", donate=() if ahead else (0,))
 
-    def _many(self) -> Callable[..., tuple[TrainState, Array]]:
+    def _many(self, ahead: int) -> Callable[..., tuple[TrainState, Any]]:
         # not `self`: programs must not keep the arrays of the iterator alive
-        batch_axes, single, kept = dict(self.passes.programs.model.batch_axes), self.steps == 1, self.asked is None
+        batch_axes, single = dict(self.passes.programs.model.batch_axes), self.steps == 1
+        kept = self.asked is None and not ahead
         train = self.passes.programs.raw_step(metrics=self._metric_sums_of, outputs=kept, gradients=kept)
 
         def many(
@@ -194,12 +267,20 @@ class EpochRunner:
                 reported = report(out._replace(lr=None) if several else out)
                 return state, (reported, out.outputs, out.gradients) if kept else reported
 
+            if ahead:
+
+                def add_row(j: Any, carry: Any) -> Any:
+                    state, _ = one(carry[0], j)
+                    return state, jax.tree.map(lambda rows, x: rows.at[j].set(x), carry[1], state.metrics.metrics)
+
+                rows = jax.tree.map(lambda x: jnp.zeros((ahead, *x.shape), x.dtype), state.metrics.metrics)
+                return lax.fori_loop(0, count, add_row, (state, rows))
             state, result = one(state, 0) if single else repeat_steps(one)(state, count)
             fence, *results = result if kept else (result,)
             # New buffers: the next call donates those of the state.
             return state, (fence, jax.tree.map(lambda x: x + 0, state.metrics.metrics), *results)
 
-        return Made(many, "epoch", train, batch_axes, single, kept)
+        return Made(many, "epoch", train, batch_axes, single, kept, ahead)
 
 
 def callback_period(callbacks: Sequence[Any]) -> int | None:

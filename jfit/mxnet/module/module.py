@@ -28,7 +28,7 @@ from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.states import load_states_into, save_states_of
 from jfit.mxnet.module.workers import join_workers
-from jfit.mxnet.mutable import as_array
+from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.mxnet.optimizer import Optimizer, get_updater
 from jfit.mxnet.optimizer import create as create_optimizer
 from jfit.parallel import check_entry
@@ -308,7 +308,7 @@ class Module(BaseModule):
             inputs, self._pad = self._inputs(whole), 0
         else:
             inputs, self._pad = self._inputs(data_batch), wrapped_rows(data_batch)
-            counts = self.binding.slices(self.binding.rows)
+            counts = self.binding.counts
         self._last_inputs = inputs
         self.passes.forward(Batch(inputs, None, self.binding.metric_weights(self._pad)), counts, train)
         self._feed_monitor("outputs" if train else "eval_outputs")
@@ -372,7 +372,8 @@ class Module(BaseModule):
         if pre_sliced:
             labels = [concat_slices([as_array(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
         outputs = [self.arrays.wrap(out) for out in self.passes.merged()]  # user metrics may call methods of NDArray
-        self._fold(eval_metric, [self.arrays.wrap(as_array(a)) for a in labels or ()], outputs, self._weights(outputs))
+        labels = [self.arrays.wrap(a if isinstance(a, MutableArray) else as_array(a)) for a in labels or ()]
+        self._fold(eval_metric, labels, outputs, self._weights(outputs))
 
     def _fold(self, eval_metric: Any, labels: list[Any], outputs: list[Any], weights: Any) -> None:
         names = [d.name for d in self.binding.label_shapes] or self.binding.label_names
@@ -396,7 +397,7 @@ class Module(BaseModule):
     ) -> list[tuple[str, float]]:
         """Train one epoch; if data is in memory, programs gather the batches, and several steps share a dispatch.
 
-        A callback that may look at every batch ends a dispatch, and finds outputs and gradients.  Without one there are none
+        A callback that may look at every batch finds outputs and gradients.  Without one there are none
         after such an epoch: `get_outputs` raises until the next forward pass.
         """
         leaves, every = eval_metric.leaves(), callback_period(listed(callbacks))
@@ -489,6 +490,7 @@ class Module(BaseModule):
 
     def monitored(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return (arguments, auxiliary states), dicts of arrays by name, for a Monitor."""
+        self._settle()
         params, aux = self.parameters.arrays()
         values = {**self._last_inputs, **params}
         return {n: values[n] for n in self.binding.arguments if n in values}, {n: aux[n] for n in self.binding.aux}

@@ -22,7 +22,6 @@ from jax import Array, lax
 
 from jfit import counters, interrupts
 from jfit.data.batch import Batch
-from jfit.data.batch import rows as rows_of
 from jfit.lowering.model import Model
 from jfit.mxnet.deferred import Deferred
 from jfit.mxnet.errors import MissingGradient
@@ -185,14 +184,18 @@ class Pass(NamedTuple):
         counts: number of rows of each device, without padding.
         train: whether it is in training mode.
         number: number of the pass within its step, from which its random key is derived.
-        specs: shape and dtype of each input on one device, for the largest slice.
     """
 
     batch: Batch
     counts: tuple[int, ...]
     train: bool
     number: int
-    specs: dict[str, jax.ShapeDtypeStruct]
+
+    @property
+    def specs(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of each input on one device, for the largest slice."""
+        split, inputs = int(len(self.counts) > 1), self.batch.inputs
+        return {n: jax.ShapeDtypeStruct(x.shape[split:], jax.dtypes.canonicalize_dtype(x.dtype)) for n, x in inputs.items()}
 
 
 class GatheredPass(Pass):
@@ -222,14 +225,12 @@ class Passes:
     # -------------------------------------------------------------------------------- forward
     def forward(self, batch: Batch, counts: Sequence[int], train: bool) -> None:
         """Record a forward pass; pending backward passes of all modules with these parameters run first."""
-        parameters, axes = self.parameters, self.programs.model.batch_axes
+        parameters = self.parameters
         parameters.pending.settle()
-        specs = _specs_of_slice(batch, max(counts), axes)
-        if len(set(counts)) > 1 and not (plan := self.programs.model.plan(specs)).paddable:
+        at = Pass(self.split(batch, counts), tuple(counts), train, 0)
+        if len(set(counts)) > 1 and not (plan := self.programs.model.plan(at.specs)).paddable:
             raise ValueError(f"slices of {list(counts)} rows must be padded to be equal, but {plan.reason}")
-        batch = self.split(batch, counts)
-        number = parameters.next_pass_number(train)
-        self._pass = at = Pass(batch, tuple(counts), train, number, specs)
+        self._pass = at = at._replace(number=parameters.next_pass_number(train))
         self._deferred = Deferred(functools.partial(self._run_forward, at))
         parameters.pending.add(self._deferred)
 
@@ -268,12 +269,18 @@ class Passes:
             raise RuntimeError("the module has no outputs yet; call forward(batch) first")
         return self._pass
 
-    def keep(self, at: Pass, outputs: Any, gradients: Any) -> None:
-        """Keep the results of a step that EpochRunner ran."""
+    def keep(self, at: Pass, results: Callable[[], Any]) -> Deferred:
+        """Keep a step that EpochRunner ran; `results()` returns its outputs and gradients when they are read."""
+
+        def run() -> Any:
+            outputs, gradients = results()
+            self.gradients.update(gradients)
+            return outputs
+
         self._pass, self._deferred = at, Deferred(None)
-        self._deferred.finish(outputs)
+        self._deferred.backward(run)
         self.parameters.pending.add(self._deferred)
-        self.gradients.update(gradients)
+        return self._deferred
 
     def gather(self) -> None:
         """Make the batch of a kept pass now, so that the pass does not keep all rows of the data in memory."""
@@ -563,17 +570,6 @@ def _check_computed(gradients: Mapping[str, Any], names: Sequence[str]) -> None:
     for name in names:
         if name not in gradients:
             raise RuntimeError(f"there is no gradient of {name!r} yet; call forward(batch, is_train=True) and backward()")
-
-
-def _specs_of_slice(batch: Batch, longest: int, axes: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shape and dtype of each input for `longest` rows; `axes` has the batch axes that are not axis 0."""
-    size, specs = rows_of(batch, axes), {}
-    for name, value in batch.inputs.items():
-        shape, axis = list(np.shape(value)), axes.get(name, 0)
-        if shape[axis : axis + 1] == [size]:
-            shape[axis] = longest
-        specs[name] = jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(value.dtype))
-    return specs
 
 
 def _blocked(model: Model, index: int) -> bool:

@@ -113,8 +113,8 @@ class NDArray(MutableArray):
 
     @property
     def T(self) -> NDArray:
-        """A copy of the array with its axes reversed."""
-        return self.transpose()
+        """A copy of the array with its axes reversed; the array itself if it has fewer than two."""
+        return self if self.ndim < 2 else self.transpose()
 
     def __repr__(self) -> str:
         sizes = "x".join(map(str, self.shape))
@@ -344,6 +344,10 @@ class NDArray(MutableArray):
         return self._view(self, lambda value: value.reshape(target), put)
 
     expand_dims, flatten, squeeze = map(_copy_or_view, ("expand_dims", "flatten", "squeeze"))
+
+    def broadcast_to(self, shape: tuple[int, ...]) -> NDArray:
+        """Return a copy in `shape`, in which axes of size 1 are repeated; missing leading axes have size 1."""
+        return function("broadcast_to")(self.reshaped((1,) * (len(shape) - self.ndim) + self.shape), shape=shape)
 
     def transpose(self, *axes: Any, **kwargs: Any) -> NDArray:
         """Return a copy with the axes permuted, as arguments, one tuple or `axes=`; reversed by default."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,9 @@ import numpy as np
 from jfit import counters
 from jfit.formats import mxnet_arrays
 from jfit.formats.sparse import SparseArray
-from jfit.mxnet.context import place
+from jfit.mxnet.context import current_context, place
 from jfit.mxnet.errors import MXNetError, translated
-from jfit.mxnet.mutable import MutableArray
+from jfit.mxnet.mutable import MutableArray, OnHost
 from jfit.mxnet.ndarray.array import NDArray, copy_as, function, stays_on_host
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.ndarray.sparse import from_record, to_record
@@ -480,6 +481,15 @@ def load_frombuffer(buf: bytes) -> Any:
     """
     with translated():
         return as_ndarrays(mxnet_arrays.loads(buf, "buffer"))
+
+
+def from_host(value: Any) -> Any:
+    """Return a new NumPy array or sparse record as an NDArray, without a copy to the device until its value is read."""
+    if not isinstance(value, np.ndarray) or jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+        return as_ndarrays(value)
+    result = object.__new__(NDArray)
+    result._later = OnHost(value, functools.partial(copy_as, dtype=value.dtype, ctx=current_context())), 0
+    return result
 
 
 def as_ndarrays(value: Any) -> Any:

@@ -270,7 +270,7 @@ def csr_matrix(arg1: Any, shape: Any = None, ctx: Any = None, dtype: Any = None)
         return cast(CSRNDArray, zeros("csr", arg1, ctx, dtype))
     if isinstance(arg1, tuple) and len(arg1) == 2:
         data, places = np.asarray(as_array(arg1[0])), [np.asarray(as_array(a)) for a in arg1[1]]
-        arg1 = scipy.sparse.coo_matrix((data.astype(_dtype(arg1[0], dtype)), places), shape)
+        arg1 = scipy.sparse.coo_matrix((data, places), shape)
     if isinstance(arg1, BaseSparseNDArray) or hasattr(arg1, "tocsr"):
         return cast(CSRNDArray, array(arg1, ctx, dtype).tostype("csr"))
     return CSRNDArray(from_dense(np.asarray(as_array(arg1), _dtype(arg1, dtype)), "csr"))

@@ -110,7 +110,8 @@ def apply_update(
     done, numbers = optimizer.rows(indices, one_by_one)
     program, counted = _program(key, any(numbers[1]))
     platform = platform_of(*weights[:1])
-    shared = {name: put_like(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if weights else {}
+    shares = weights and rule_of(key).state_spec.shared is not None
+    shared = {name: put_like(value, weights[0]) for name, value in optimizer.shared_for(indices).items()} if shares else {}
     done = _rows(platform, np.asarray(done, np.int32))[0] if counted else ()
     rest = slots, done, _arguments(platform, *numbers, np.float32(optimizer.rescale_grad)), shared
     source, _ = (grads and getattr(grads[0], "_later", None)) or (None, 0)
@@ -258,14 +259,16 @@ def state_from_mxnet(optimizer: Any, nested: Any, small: bool = False, names: Se
     return tuple(slots.get(name) for name in names)
 
 
-def existing_states(optimizer: Any, indices: Sequence[Any], nested: Sequence[Any], weights: Sequence[Any]) -> list[Slots]:
+def existing_states(optimizer: Any, names: Any, indices: Sequence[Any], nested: Sequence[Any], weights: Any) -> list[Slots]:
     """Convert initialized MXNet states to slots, and add the hidden slots that the optimizer object stores.
+
+    names: the result of `slot_names`.
 
     Raises:
         ValueError: a state is None although the rule has slots.
     """
-    names, states = slot_names(optimizer), []
-    hides = not optimizer.hidden_slots.isdisjoint(names)
+    states = []
+    hides = optimizer.hidden_slots and not optimizer.hidden_slots.isdisjoint(names)
     for index, state, weight in zip(indices, nested, weights, strict=True):
         slots = state_from_mxnet(optimizer, state, is_small(weight), names)
         if slots is None:
@@ -279,7 +282,7 @@ def existing_states(optimizer: Any, indices: Sequence[Any], nested: Sequence[Any
 
 def store_hidden(optimizer: Any, indices: Sequence[Any], states: Sequence[Slots]) -> None:
     """Store the hidden slots (those that MXNet does not keep in states) in `optimizer.hidden`."""
-    hidden = optimizer.hidden_slots.intersection(names := slot_names(optimizer))
+    hidden = optimizer.hidden_slots and optimizer.hidden_slots.intersection(names := slot_names(optimizer))
     for index, slots in zip(indices, states if hidden else (), strict=False):
         optimizer.hidden[index] = {name: value for name, value in zip(names, slots, strict=True) if name in hidden}
 

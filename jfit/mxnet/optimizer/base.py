@@ -519,7 +519,7 @@ class Optimizer:
             one_by_one: as in `apply_update`.
         """
         weights, names = [as_array(w) for w in weight], slot_names(self)
-        slots = existing_states(self, index, state, weights) if names else [()] * len(weights)
+        slots = existing_states(self, names, index, state, weights) if names else [()] * len(weights)
         new, after = apply_update(self, index, weights, grad, slots, one_by_one)
         for box, value in zip(weight, new, strict=True):
             replace(box, value)

@@ -96,3 +96,62 @@ def check_rows_with_a_gradient_of_zero(mx):
         loss.backward()
         trainer.step(1)
     return {**values, "Module": module.get_params()[0]["e_weight"], "Trainer": layer.weight.data()}
+
+
+def check_sparse_arrays(mx):
+    sparse, positions = mx.nd.sparse, ([1, 2, 3, 4], ([0, 2, 1, 1], [1, 0, 2, 2]))
+    matrix = sparse.csr_matrix((np.float32([1, 2, 3]), [0, 2, 1], [0, 2, 2, 3]), shape=(3, 3))
+    rows = sparse.row_sparse_array((np.float32([[1, 2], [3, 4]]), [0, 2]), shape=(4, 2))
+    parts = {"slice": matrix[1:3], "end": matrix[-1:], "row": matrix[0], "last": matrix[-1], "all": matrix[:]}
+    values = {f"{name} {which}": f(part) for name, part in parts.items() for which, f in (("", _dense), ("stype", _stype))}
+    for name, made in {
+        "positions": sparse.csr_matrix(positions, shape=(3, 4)),
+        "positions alone": sparse.csr_matrix(positions),
+        "scipy": sparse.csr_matrix(matrix.asscipy() * 2),
+        "copy": sparse.csr_matrix(matrix),
+        "empty": sparse.csr_matrix((2, 3)),
+        "empty rows": sparse.row_sparse_array((2, 3)),
+        "cast": mx.nd.cast_storage(mx.nd.array([[0, 1], [0, 0]]), "csr"),
+        "cast rows": mx.nd.cast_storage(mx.nd.array([[0, 1], [0, 0]]), stype="row_sparse"),
+        "cast back": mx.nd.cast_storage(rows, "default"),
+    }.items():
+        values |= {name: made.asnumpy(), f"{name} stype": made.stype, f"{name} dtype": np.dtype(made.dtype).name}
+    values |= {"asscipy": matrix.asscipy().toarray()}
+    return {**values, "stored": sparse.csr_matrix(positions, shape=(3, 4)).data}
+
+
+def _dense(array):
+    return array.asnumpy()
+
+
+def _stype(array):
+    return array.stype
+
+
+def check_text_and_shapes_of_arrays(mx):
+    x = mx.nd.arange(6)
+    executor = (mx.sym.var("x") * 2).bind(mx.cpu(), {"x": x})
+    return {
+        "output": str(executor.forward()[0]),
+        "view": str(x[1:3]),
+        "broadcast": x.broadcast_to((2, 6)),
+        "broadcast 3-D": x.reshape((2, 1, 3)).broadcast_to((2, 2, 3)),
+        "broadcast zeros": x.broadcast_to((1, 2, 6)),
+    }
+
+
+def check_methods_before_init_params(mx):
+    module = mx.mod.Module(mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), name="softmax"))
+    module.bind([("data", (4, 5))])
+    return {
+        name: raised(getattr(module, name)) for name in ("update", "backward", "get_outputs", "get_params", "init_optimizer")
+    }
+
+
+def check_average_pooling_beyond_the_end(mx):
+    x = mx.nd.array(np.random.RandomState(0).rand(1, 1, 6, 6))
+    x.attach_grad()
+    with mx.autograd.record():
+        y = mx.nd.Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type="avg", pooling_convention="full")
+    y.backward()
+    return {"y": y, "gradient": x.grad}
