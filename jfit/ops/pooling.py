@@ -41,7 +41,7 @@ def windows_of(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], t
     pads = []
     for n, k, s, p in zip(sizes, kernel, stride, pad, strict=True):
         span = n + 2 * p - k  # how far a window can move
-        if span < 0 or (p >= k > 0 and p > 0):
+        if span < 0 or (p >= k and attrs.pool_type in ("max", "avg")):
             raise ValueError(f"kernel {k} with pad {p} does not fit {n} entries; expected pad < kernel <= entries + 2 pad")
         steps = -(-span // s) if attrs.pooling_convention == "full" else span // s
         pads.append((p, max(steps * s + k - n - p, 0) if attrs.pooling_convention == "full" else p))

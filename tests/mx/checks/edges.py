@@ -155,3 +155,21 @@ def check_average_pooling_beyond_the_end(mx):
         y = mx.nd.Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type="avg", pooling_convention="full")
     y.backward()
     return {"y": y, "gradient": x.grad}
+
+
+def check_pooling_with_as_much_padding_as_kernel(mx):
+    values, data = {}, np.random.RandomState(0).rand(1, 2, 4, 5)
+    for kind, more in {"sum": {}, "lp": {"p_value": 2}, "max": {}, "avg": {}}.items():
+        for convention in ("valid", "full"):
+            x, name = mx.nd.array(data), f"{kind} {convention}"
+            options = {"kernel": (1, 2), "stride": (2, 3), "pad": (1, 2), "pool_type": kind, **more}
+            if kind in ("max", "avg"):
+                options["kernel"] = (2, 2)
+                values[name] = raised(lambda o=options, c=convention: mx.nd.Pooling(x, **o, pooling_convention=c).asnumpy())  # noqa: B023
+                continue
+            x.attach_grad()
+            with mx.autograd.record():
+                y = mx.nd.Pooling(x, **options, pooling_convention=convention)
+            y.backward()
+            values |= {name: y, f"{name} gradient": x.grad}
+    return values
