@@ -155,11 +155,11 @@ def Custom(*args: Symbol, op_type: str, name: str | None = None, attr: Mapping[s
     """y = output of the Python code registered as `op_type`, computed on the host; its `backward` computes the gradient."""
 
 @overload
-def Deconvolution(data: Symbol | None = None, weight: Symbol | None = None, bias: Symbol | None = None, *, kernel: int | Sequence[int], stride: int | Sequence[int] = (), dilate: int | Sequence[int] = (), pad: int | Sequence[int] = (), num_filter: int, num_group: int = 1, workspace: int = 512, no_bias: bool = True, cudnn_tune: Literal['fastest', 'limited_workspace', 'off'] | None = None, cudnn_off: bool = False, layout: Literal['NCDHW', 'NCHW', 'NCW', 'NDHWC', 'NHWC'] | None = None, adj: int | Sequence[int] = (), target_shape: int | Sequence[int] = (), name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+def Deconvolution(data: Symbol | None = None, weight: Symbol | None = None, bias: Symbol | None = None, *, kernel: int | Sequence[int], stride: int | Sequence[int] = (), dilate: int | Sequence[int] = (), pad: int | Sequence[int] = (), adj: int | Sequence[int] = (), target_shape: int | Sequence[int] = (), num_filter: int, num_group: int = 1, workspace: int = 512, no_bias: bool = True, cudnn_tune: Literal['fastest', 'limited_workspace', 'off'] | None = None, cudnn_off: bool = False, layout: Literal['NCDHW', 'NCHW', 'NCW', 'NDHWC', 'NHWC'] | None = None, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """y = Convolutionᵀ(x) of size (n - 1) stride - 2 pad + dilate (k - 1) + 1 + adj, weight (channels, num_filter / g, *k)."""
 
 @overload
-def Deconvolution(data: Symbol, weight: Symbol, kernel: int | Sequence[int], *, stride: int | Sequence[int] = (), dilate: int | Sequence[int] = (), pad: int | Sequence[int] = (), num_filter: int, num_group: int = 1, workspace: int = 512, no_bias: bool = True, cudnn_tune: Literal['fastest', 'limited_workspace', 'off'] | None = None, cudnn_off: bool = False, layout: Literal['NCDHW', 'NCHW', 'NCW', 'NDHWC', 'NHWC'] | None = None, adj: int | Sequence[int] = (), target_shape: int | Sequence[int] = (), name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+def Deconvolution(data: Symbol, weight: Symbol, kernel: int | Sequence[int], *, stride: int | Sequence[int] = (), dilate: int | Sequence[int] = (), pad: int | Sequence[int] = (), adj: int | Sequence[int] = (), target_shape: int | Sequence[int] = (), num_filter: int, num_group: int = 1, workspace: int = 512, no_bias: bool = True, cudnn_tune: Literal['fastest', 'limited_workspace', 'off'] | None = None, cudnn_off: bool = False, layout: Literal['NCDHW', 'NCHW', 'NCW', 'NDHWC', 'NHWC'] | None = None, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """y = Convolutionᵀ(x) of size (n - 1) stride - 2 pad + dilate (k - 1) + 1 + adj, weight (channels, num_filter / g, *k)."""
 
 _npx_deconvolution = Deconvolution
@@ -868,7 +868,7 @@ def _linalg_gelqf(A: Symbol | None = None, *, name: str | None = None, attr: Map
 
 linalg_gelqf = _linalg_gelqf
 
-def _linalg_gemm(A: Symbol | None = None, B: Symbol | None = None, C: Symbol | None = None, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0, axis: int = -2, beta: float = 1.0, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+def _linalg_gemm(A: Symbol | None = None, B: Symbol | None = None, C: Symbol | None = None, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0, beta: float = 1.0, axis: int = -2, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """y = alpha op(A) op(B) + beta C; op transposes if transpose_a or transpose_b; matrix rows are on `axis`, columns last."""
 
 linalg_gemm = _linalg_gemm
