@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,3 +83,26 @@ def placed(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(*args)
 
     return call
+
+
+def cores() -> int:
+    """Return the number of processor cores that this process may use.
+
+    Example:
+        >>> cores() >= 1
+        True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads() -> int:
+    """Return the number of threads that XLA divides work over on a CPU: the cores of this process, or what variables say.
+
+    They are PJRT_NPROC and NPROC.
+
+    Example:
+        >>> threads() >= 1
+        True
+    """
+    values = [os.environ.get(name, "") for name in ("PJRT_NPROC", "NPROC")]
+    return next((int(value) for value in values if value.isdigit() and int(value)), cores())

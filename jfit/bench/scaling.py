@@ -24,7 +24,7 @@ import jax
 from jfit import allocator, distributed
 from jfit.bench import measure, models, processes, report
 from jfit.distributed.settings import launched
-from jfit.parallel.contexts import cores
+from jfit.platforms import cores
 from jfit.step.reduce import RULES
 
 MOST_EMULATED = 64  # CPU devices of one machine: each has threads of its own, and compiling takes longer with their number

@@ -28,8 +28,8 @@ from jfit import counters
 from jfit.data import ArrayData, StreamData
 from jfit.distributed import num_processes
 from jfit.lowering.model import Model
-from jfit.parallel.contexts import cores
 from jfit.parallel.mesh import MeshDevices
+from jfit.platforms import threads
 from jfit.programs import ByIdentity, Constants
 
 SUMS = ("psum", "sharded", "sharded_parameters")  # values of reduce= with the same sums up to rounding
@@ -80,15 +80,9 @@ def fingerprint(
         "versions": {name: metadata.version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
         "devices": f"{devices.mesh.size if isinstance(devices, MeshDevices) else len(devices)} x {devices[0].device_kind}",
         "processes": num_processes(),
-        "cores": _threads(),
+        "cores": threads(),
         "flags": _flags(),
     }
-
-
-def _threads() -> int:
-    """The number of threads that XLA divides sums over on a CPU: the cores of the process, or what these variables say."""
-    values = [os.environ.get(name, "") for name in ("PJRT_NPROC", "NPROC")]
-    return next((int(value) for value in values if value.isdigit() and int(value)), cores())
 
 
 def _flags() -> dict[str, Any]:

@@ -12,7 +12,8 @@ import jax
 from jfit.data import ArrayData, StreamData
 from jfit.distributed import exchange, num_processes
 from jfit.lowering.model import Model, Plan
-from jfit.parallel.contexts import Device, cores
+from jfit.parallel.contexts import Device
+from jfit.platforms import cores
 from jfit.step.reduce import Reduce
 
 

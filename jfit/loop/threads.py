@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jfit.evaluate.scorer import ResidentScorer
-from jfit.parallel.contexts import cores
+from jfit.platforms import cores
 from jfit.programs import Program
 from jfit.step.state import TrainState
 

@@ -14,7 +14,7 @@ import jax
 
 from jfit import distributed
 from jfit.distributed.settings import launched, settings_of
-from jfit.parallel.contexts import cores
+from jfit.platforms import cores
 
 
 def end_unless_worker() -> None:

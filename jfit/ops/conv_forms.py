@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.ops.rules import along
-from jfit.platforms import platform_of
+from jfit.platforms import platform_of, threads
 
 MAX_TAPS = 64  # kernel entries up to which a depthwise convolution is written as a sum; each entry adds to the compile time
 MIN_BLOCK = 32  # input channels per dense convolution of a grouped one; fewer do not use the width of the CPU's vectors
@@ -39,6 +39,7 @@ MAX_SLICES = 16  # at most, of the batch in a weight gradient: sums over a slice
 SLICE_ROWS = 8  # rows per slice, at least: they are the channels of a convolution, of which a vector has eight
 SLICE_POSITIONS = 512  # output positions per slice, at least
 NARROW = 16  # if neither input nor output has more channels, XLA does not use its packed kernels
+MIN_SHARED = 2**25  # multiplications from which several threads take less time than one
 
 
 class Window(NamedTuple):
@@ -286,6 +287,8 @@ def _packed(data: Array, weight: Array, window: Window) -> Array:
         return conv(data, weight, window)
     # XLA's packed kernels take twice as long without padding: pad by one, compute one position more, and cut it off.
     bare = _bare(window.pads, kernel) if channels > 4 else (0, 0)
+    work = len(data) * math.prod((*outputs, *weight.shape))
+    bare = _shared(data.shape[1:-1], outputs, work) or bare
     window = window._replace(
         pads=tuple((low, high + s * b) for (low, high), s, b in zip(window.pads, window.stride, bare, strict=True))
     )
@@ -304,6 +307,25 @@ def _columns(channels: int, filters: int, width: int) -> int:
     least = 64 if channels <= 4 else 32
     counts = (n for n in (8, 4, 2) if width % n == 0 and NARROW < n * filters < 2 * least)
     return next(counts, 1) if max(channels, filters) <= NARROW else 1
+
+
+def _shared(sizes: tuple[int, ...], outputs: tuple[int, ...], work: int) -> tuple[int, ...]:
+    """Return the positions to add to the output of a 2-D convolution on each axis, so that threads share it; () for none.
+
+    XLA (jaxlib 0.10) computes convolutions with YNNPACK, on one thread for images that are not very wide.  If the output has
+    more positions than the data on an axis, it uses Eigen, whose threads share the images.
+
+    Args:
+        sizes: positions of the data on each axis.
+        outputs: positions of the output.
+        work: number of multiplications.
+    """
+    more = [n + 1 - out for n, out in zip(sizes, outputs, strict=True)]
+    axis = min(range(len(more)), key=lambda a: more[a] / outputs[a])
+    ratio = 1 + more[axis] / outputs[axis]
+    if jax.__version_info__ >= (0, 11) or work < MIN_SHARED or not 1 < ratio < 5 / 6 * threads():
+        return ()
+    return tuple(more[axis] * (a == axis) for a in range(len(more)))
 
 
 def _bare(pads: tuple[tuple[int, int], ...], kernel: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -193,16 +192,6 @@ def job_devices(devices: Any = None) -> list[Device]:
         1
     """
     return across(resolve("all" if devices is None and jax.process_count() > 1 else devices))
-
-
-def cores() -> int:
-    """Return the number of processor cores that this process may use.
-
-    Example:
-        >>> cores() >= 1
-        True
-    """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_entry(entry: str, several: bool = False) -> None:

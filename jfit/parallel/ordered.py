@@ -19,10 +19,10 @@ from jfit import counters
 from jfit.data.batch import Batch
 from jfit.lowering.remat import KEEP_BARRIERS
 from jfit.ops.axis import VirtualSlice
-from jfit.parallel.contexts import cores
 from jfit.parallel.devices import own_part, sharding, spans_processes
 from jfit.parallel.ordered_job import Gather
 from jfit.parallel.spmd import compile_spmd
+from jfit.platforms import cores
 from jfit.programs import Made, Program
 from jfit.step import StepOut
 from jfit.step.ordered import loop_sums, reduced, slice_sums, tree_sum

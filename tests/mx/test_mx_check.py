@@ -15,7 +15,7 @@ from docs_scripts import docs_script
 
 from jfit.mx import _alias, _check
 from jfit.mx.__main__ import main
-from jfit.parallel.contexts import cores
+from jfit.platforms import cores
 
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads((ROOT / "tests" / "golden" / "mxnet_names.json").read_text())

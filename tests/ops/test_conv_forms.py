@@ -7,7 +7,7 @@ import pytest
 
 import jfit
 from jfit.graph.nodes import GraphError
-from jfit.ops import Ctx, lookup
+from jfit.ops import Ctx, conv_forms, lookup
 
 
 def function(op, **attrs):
@@ -80,8 +80,11 @@ def test_a_form_equals_the_definition(form):
 
 @pytest.mark.repetitions(2, slow=8)
 @pytest.mark.parametrize("seed", range(40))
-def test_any_dense_convolution_equals_the_definition(seed):
+def test_any_dense_convolution_equals_the_definition(seed, monkeypatch):
     rng = np.random.default_rng(seed)
+    if seed % 2:  # as on a machine of many cores, for convolutions of any size
+        monkeypatch.setattr(conv_forms, "threads", lambda: 64)
+        monkeypatch.setattr(conv_forms, "MIN_SHARED", 0)
 
     def pair(least, most):
         return tuple(map(int, rng.integers(least, most + 1, 2)))
@@ -104,6 +107,15 @@ def test_a_convolution_of_few_channels_computes_columns_as_filters_and_reads_its
     # Reshaped data or slices of another shape would be computed a second time, with all that computes the data.
     assert "f32[4,8,16,16,16]" not in program
     assert "f32[8,16,16,16]" in program
+
+
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="XLA does not use YNNPACK for convolutions")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_share_a_large_convolution_with_eigen_instead_of_ynnpack(threads, monkeypatch):
+    monkeypatch.setattr(conv_forms, "threads", lambda: threads)
+    f = function("Convolution", kernel=(3, 3), pad=(1, 1), num_filter=32, layout="NHWC")
+    text = jax.jit(f).lower(draw(32, 16, 16, 32), draw(32, 3, 3, 32)).compile().as_text()
+    assert ("__ynn_fusion" in text) == (threads == 1)
 
 
 def test_rows_of_the_kernel_are_filters_where_the_data_gradient_has_more_rows_than_the_gradient():

@@ -14,6 +14,7 @@ from jfit.data.images import ImageRecords
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.mxnet.errors import translated
 from jfit.mxnet.io.files import MXDataIter, value_of, warn_ignored
+from jfit.platforms import cores
 
 _LOG = logging.getLogger(__name__)
 # Arguments of `ImageRecords`, and fields of `jfit.data.images.Recipe`, under the same name.
@@ -95,7 +96,6 @@ class ImageRecordIter(MXDataIter, ImageRecords):
         **kwargs: Any,
     ) -> None:
         self.round_batch = value_of("round_batch", round_batch)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         with translated():
             ImageRecords.__init__(
                 self,
@@ -104,7 +104,7 @@ class ImageRecordIter(MXDataIter, ImageRecords):
                 value_of("batch_size", batch_size),
                 part_index=value_of("part_index", part_index),
                 num_parts=value_of("num_parts", num_parts),
-                workers=min(value_of("preprocess_threads", preprocess_threads), cores),
+                workers=min(value_of("preprocess_threads", preprocess_threads), cores()),
                 ahead=max(1, value_of("prefetch_buffer", prefetch_buffer)),
                 **_arguments(type(self).__name__, kwargs),
             )
