@@ -1,4 +1,7 @@
-"""The platform, such as "cpu" or "gpu", for which a function is traced: that of the devices in use, not the one JAX prefers."""
+"""The platform, such as "cpu" or "gpu", for which a function is traced, and the processor cores and threads of this process.
+
+The platform is that of the devices in use, not the one JAX prefers.
+"""
 
 from __future__ import annotations
 
@@ -96,9 +99,7 @@ def cores() -> int:
 
 
 def threads() -> int:
-    """Return the number of threads that XLA divides work over on a CPU: the cores of this process, or what variables say.
-
-    They are PJRT_NPROC and NPROC.
+    """Return the number of threads of XLA on a CPU: the environment variable PJRT_NPROC or NPROC, else the number of `cores`.
 
     Example:
         >>> threads() >= 1

@@ -11,6 +11,7 @@ weight gradients only for some arrangements of the axes.  `python -m benchmarks.
 - 3-D convolutions: the kernel entries along the first axis become channels of a 2-D convolution
 - groups: dense convolutions of several groups each, with zeros in the weight between groups
 - few channels: neighbouring columns of the output become filters
+- large images on several cores: a row or column more, so that threads share the images, see `_for_threads`
 - the gradients of data and weight: see `_Product`
 
 All functions here use channels-last data (batch, *sizes, channels) and weights (*kernel, channels / groups, filters).
@@ -287,8 +288,7 @@ def _packed(data: Array, weight: Array, window: Window) -> Array:
         return conv(data, weight, window)
     # XLA's packed kernels take twice as long without padding: pad by one, compute one position more, and cut it off.
     bare = _bare(window.pads, kernel) if channels > 4 else (0, 0)
-    work = len(data) * math.prod((*outputs, *weight.shape))
-    bare = _shared(data.shape[1:-1], outputs, work) or bare
+    bare = _for_threads(data.shape, weight.shape, outputs) or bare
     window = window._replace(
         pads=tuple((low, high + s * b) for (low, high), s, b in zip(window.pads, window.stride, bare, strict=True))
     )
@@ -309,20 +309,22 @@ def _columns(channels: int, filters: int, width: int) -> int:
     return next(counts, 1) if max(channels, filters) <= NARROW else 1
 
 
-def _shared(sizes: tuple[int, ...], outputs: tuple[int, ...], work: int) -> tuple[int, ...]:
-    """Return the positions to add to the output of a 2-D convolution on each axis, so that threads share it; () for none.
+def _for_threads(data: tuple[int, ...], weight: tuple[int, ...], outputs: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the positions to add to the output on each axis so that threads share a 2-D convolution; () if that does not pay.
 
     XLA (jaxlib 0.10) computes convolutions with YNNPACK, on one thread for images that are not very wide.  If the output has
     more positions than the data on an axis, it uses Eigen, whose threads share the images.
 
     Args:
-        sizes: positions of the data on each axis.
-        outputs: positions of the output.
-        work: number of multiplications.
+        data: shape (batch, *sizes, channels).
+        weight: shape (*kernel, channels, filters).
+        outputs: positions of the output on each axis.
     """
-    more = [n + 1 - out for n, out in zip(sizes, outputs, strict=True)]
+    more = [n + 1 - out for n, out in zip(data[1:-1], outputs, strict=True)]
     axis = min(range(len(more)), key=lambda a: more[a] / outputs[a])
-    ratio = 1 + more[axis] / outputs[axis]
+    work = data[0] * math.prod((*outputs, *weight))  # multiplications
+    ratio = 1 + more[axis] / outputs[axis]  # of the work with the added positions
+    # 5/6: one thread of Eigen takes up to 1.2 times as long as YNNPACK.
     if jax.__version_info__ >= (0, 11) or work < MIN_SHARED or not 1 < ratio < 5 / 6 * threads():
         return ()
     return tuple(more[axis] * (a == axis) for a in range(len(more)))
