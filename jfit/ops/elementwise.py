@@ -144,13 +144,7 @@ def hard_sigmoid(ctx, attrs, data):
     return jnp.where(line <= 0, jnp.zeros_like(line), jnp.where(line >= 1, jnp.ones_like(line), line))
 
 
-@operator(
-    "clip",
-    attrs={"a_min": number(), "a_max": number()},
-    aliases=("_sparse_clip",),
-    fill=same_shape,
-    layout="any",
-)
+@operator("clip", attrs={"a_min": number(), "a_max": number()}, aliases=("_sparse_clip",), fill=same_shape, layout="any")
 def clip(ctx, attrs, data):
     """y = min(max(x, a_min), a_max); the gradient is 1 for a_min <= x <= a_max, else 0."""
     if not jnp.issubdtype(data.dtype, jnp.floating):
