@@ -99,7 +99,7 @@ def __getattr__(name: str) -> Any:
         return getattr(random, name.removeprefix("random_"))
     if hasattr(_FUNCTIONS, name):
         return getattr(_FUNCTIONS, name)
-    if name.endswith("_update"):
+    if "_update" in name or name == "multi_lars":
         from jfit.mxnet.ndarray import updates  # it imports the optimizers
 
         if name in updates.NAMES:
