@@ -252,7 +252,7 @@ class _Reader:
 
     def _fold(self, proto: Any) -> bool:
         """Compute the outputs of a node that does not depend on data; return whether it does not."""
-        feeds = {n: self.values.get(n) for n in proto.input if n}
+        feeds: dict[str, Any] = {n: self.values.get(n) for n in proto.input if n}
         if proto.op_type in ("Shape", "Size") and None in feeds.values():  # arrays with these shapes that need no memory
             shapes = self.shapes(self.symbol(proto.input[0]))
             feeds = {proto.input[0]: [np.broadcast_to(np.float32(0), shape) for shape in shapes]}

@@ -231,7 +231,7 @@ def _window(n: Node, kernel: Sequence[int]) -> tuple[Any, ...]:
     return stride, dilate, pads[:count], pads[count:]
 
 
-def _even(x: Any, begins: Sequence[int], ends: Sequence[int], value: float = 0) -> tuple[Any, Sequence[int]]:
+def _even(x: Any, begins: Sequence[int], ends: Sequence[int], value: Any = 0) -> tuple[Any, Sequence[int]]:
     """Return (array, padding of both sides); if the sides differ, a node before pads."""
     width = (0, 0, 0, 0, *(p for pair in zip(begins, ends, strict=True) for p in pair))
     even = begins == ends
