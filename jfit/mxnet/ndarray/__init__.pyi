@@ -12,9 +12,8 @@ from jfit.mxnet.ndarray.create import (
     save as save, split_v2 as split_v2, to_dlpack_for_read as to_dlpack_for_read, to_dlpack_for_write as to_dlpack_for_write,
     waitall as waitall, zeros as zeros,
 )
-from jfit.mxnet.ndarray.namespaces import contrib as contrib, image as image, linalg as linalg, op as op
+from jfit.mxnet.ndarray.namespaces import contrib as contrib, image as image, linalg as linalg, npx as npx, op as op
 from jfit.mxnet.ndarray.sparse import CSRNDArray as CSRNDArray, RowSparseNDArray as RowSparseNDArray
-from jfit.mxnet.numpy import extension as npx
 from jfit.mxnet.random import (
     normal as normal, normal as random_normal, randint as random_randint, uniform as random_uniform, uniform as uniform,
 )

@@ -482,6 +482,13 @@ KINDS: dict[str, type[NDArray]] = {}  # "np" -> mx.np.ndarray; filled by the mod
 STORAGE: dict[str, Callable[[Any], NDArray]] = {}  # storage type -> NDArray class; filled by the module `sparse`
 
 
+def later(source: Any, number: int) -> NDArray:
+    """Return an array whose value is `source.read(number)` when it is first read; `source.specs` has its shape and dtype."""
+    array = object.__new__(NDArray)
+    array._later = source, number
+    return array
+
+
 def binary(array_op: str, scalar_op: str, left: NDArray, right: Any, swapped: bool = False) -> Any:
     """Apply a binary operator to an NDArray and another array (with broadcasting) or a number.
 

@@ -9,6 +9,7 @@ from jfit.mxnet.namespaces import PAIRS, Namespace, find
 from jfit.mxnet.ndarray.array import binary_function, function
 from jfit.mxnet.ndarray.contrib import FUNCTIONS
 from jfit.mxnet.ndarray.control import cond, foreach, while_loop
+from jfit.mxnet.numpy import extension as npx  # noqa: F401  mx.nd.npx
 from jfit.ops import ALIASES
 
 contrib = Namespace("mx.nd.contrib", ("_contrib_",), function, (*FUNCTIONS, foreach, while_loop, cond))
