@@ -30,7 +30,8 @@ _NAMES = {"path_imgidx": "path_index", "path_imglist": "path_list", "seed_aug": 
 _NAMES |= {"preprocess_threads": "workers", "prefetch_buffer": "ahead"}
 _BOOLEANS = ("shuffle", "rand_crop", "random_resized_crop", "mirror", "rand_mirror")
 _STRINGS = ("aug_seq", "ctx", "path_imgidx", "path_imglist")  # arguments whose strings are not parsed as numbers
-_IGNORED = ("verbose", "round_batch", "device_id", "shuffle_chunk_size", "shuffle_chunk_seed", "ctx")  # do not change the batches
+# Arguments that do not change the batches.
+_IGNORED = ("verbose", "round_batch", "device_id", "shuffle_chunk_size", "shuffle_chunk_seed", "ctx")
 # Unsupported arguments -> the values at which they have no effect, which are accepted.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "aug_seq": ("aug_default",), "mean_a": (0,), "std_a": (1,),
