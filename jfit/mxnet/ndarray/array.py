@@ -259,12 +259,8 @@ class NDArray(MutableArray):
         parts = key if isinstance(key, tuple) else (key,)
         if not recorded and not (basic and _is_contiguous(parts, self.shape)):
             return self._kind(self.value[key])
-        single = (
-            basic
-            and self._single
-            and 0 < self.ndim == sum(isinstance(p, (int, np.integer)) for p in parts)
-            and None not in parts
-        )
+        ints = sum(isinstance(p, (int, np.integer)) for p in parts)
+        single = basic and self._single and 0 < self.ndim == ints and None not in parts
         if recorded:
             arrays, static = _split_key(parts)
             return call(_index, [self, *arrays], {"key": static, "single": single}, self._kind)

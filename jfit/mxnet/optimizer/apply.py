@@ -21,7 +21,7 @@ from jax import Array
 from jfit import counters, optim
 from jfit.checks import shown
 from jfit.formats.sparse import bounded_dense
-from jfit.mxnet.mutable import as_array
+from jfit.mxnet.mutable import as_array, replace
 from jfit.mxnet.optimizer import saved
 from jfit.mxnet.recording.backward import WaitingPass
 from jfit.optim.core import MASTER, is_small, wide
@@ -280,11 +280,26 @@ def existing_states(optimizer: Any, names: Any, indices: Sequence[Any], nested: 
     return states
 
 
-def store_hidden(optimizer: Any, indices: Sequence[Any], states: Sequence[Slots]) -> None:
-    """Store the hidden slots (those that MXNet does not keep in states) in `optimizer.hidden`."""
-    hidden = optimizer.hidden_slots and optimizer.hidden_slots.intersection(names := slot_names(optimizer))
-    for index, slots in zip(indices, states if hidden else (), strict=False):
-        optimizer.hidden[index] = {name: value for name, value in zip(names, slots, strict=True) if name in hidden}
+def update_in_place(
+    optimizer: Any,
+    indices: Sequence[Any],
+    weights: Sequence[Any],
+    grads: Sequence[Any],
+    states: Sequence[Any],
+    one_by_one: bool,
+) -> None:
+    """Update mutable arrays and those of their states, see `Optimizer.update_lists`."""
+    values, names = [as_array(w) for w in weights], slot_names(optimizer)
+    slots = existing_states(optimizer, names, indices, states, values) if names else [()] * len(values)
+    new, after = apply_update(optimizer, indices, values, grads, slots, one_by_one)
+    for box, value in zip(weights, new, strict=True):
+        replace(box, value)
+    hidden = optimizer.hidden_slots and optimizer.hidden_slots.intersection(names)
+    for index, old, columns in zip(indices, states, after, strict=True) if names else ():
+        if hidden:
+            optimizer.hidden[index] = {name: value for name, value in zip(names, columns, strict=True) if name in hidden}
+        for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(optimizer, columns, names)), strict=False):
+            replace(part, column)
 
 
 def check_shapes(optimizer: Any, index: Any, slots: Slots, weight: Any) -> None:

@@ -17,17 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.mxnet.mutable import as_array, mutable_class, replace
-from jfit.mxnet.optimizer.apply import (
-    apply_update,
-    existing_states,
-    nested_leaves,
-    new_state,
-    rule_of,
-    slot_names,
-    state_to_mxnet,
-    store_hidden,
-    warn_of_precision,
-)
+from jfit.mxnet.optimizer.apply import new_state, rule_of, slot_names, state_to_mxnet, update_in_place, warn_of_precision
 from jfit.mxnet.optimizer.shared import Shared
 from jfit.ops import nearest
 from jfit.optim.core import MASTER, copied, is_small, wide
@@ -507,16 +497,7 @@ class Optimizer:
             state: results of `create_state_multi_precision`.
             one_by_one: as in `apply_update`.
         """
-        weights, names = [as_array(w) for w in weight], slot_names(self)
-        slots = existing_states(self, names, index, state, weights) if names else [()] * len(weights)
-        new, after = apply_update(self, index, weights, grad, slots, one_by_one)
-        for box, value in zip(weight, new, strict=True):
-            replace(box, value)
-        if names:
-            store_hidden(self, index, after)
-            for old, columns in zip(state, after, strict=True):
-                for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(self, columns, names)), strict=False):
-                    replace(part, column)
+        update_in_place(self, index, weight, grad, state, one_by_one)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update parameters in place, as `update`, with states of `create_state_multi_precision`.

@@ -168,14 +168,9 @@ class BucketSentenceIter(DataIter):
         # sync: slices of host arrays, which subclasses may have replaced; others would compile a program for each bucket
         pair = [counters.read(as_input(arrays[bucket]))[rows] for arrays in (self.nddata, self.ndlabel)]
         data, label = [nd.array(x if self.major_axis == 0 else x.T, dtype=self.dtype) for x in pair]
-        return DataBatch(
-            [data],
-            [label],
-            pad=0,
-            bucket_key=self.buckets[bucket],
-            provide_data=[DataDesc(self.data_name, data.shape, layout=self.layout)],
-            provide_label=[DataDesc(self.label_name, label.shape, layout=self.layout)],
-        )
+        descs = [DataDesc(name, data.shape, layout=self.layout) for name in (self.data_name, self.label_name)]
+        key = self.buckets[bucket]
+        return DataBatch([data], [label], pad=0, bucket_key=key, provide_data=descs[:1], provide_label=descs[1:])
 
 
 def _frequent_lengths(sentences: Sequence[Sequence[int]], batch_size: int) -> list[int]:
