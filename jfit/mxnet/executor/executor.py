@@ -31,6 +31,7 @@ from jfit.mxnet.ndarray.create import full
 from jfit.mxnet.ndarray.invoke import on_device
 
 __all__ = ["Executor"]
+Arrays = Sequence[Any]  # NDArrays; None as the gradient of an argument without one
 
 
 class Executor:
@@ -54,16 +55,9 @@ class Executor:
     """
 
     def __init__(
-        self,
-        symbol: Symbol,
-        ctx: Context,
-        args: Sequence[NDArray],
-        grads: Sequence[NDArray | None],
-        grad_req: Mapping[str, str],
-        aux: Sequence[NDArray],
-        group2ctx: Mapping[str, Any] | None = None,
+        self, symbol: Symbol, ctx: Any, args: Arrays, grads: Arrays, reqs: Mapping[str, str], aux: Arrays, group2ctx: Any = None
     ) -> None:
-        self._symbol, self._ctx, self._req = symbol, Context(ctx), dict(grad_req)
+        self._symbol, self._ctx, self._req = symbol, Context(ctx), dict(reqs)
         groups = group_devices(symbol, group2ctx, self._ctx.device)
         self._group2ctx, self._devices = group2ctx, variable_devices(symbol, groups, self._ctx.device) if groups else {}
         self.arg_arrays, self.grad_arrays, self.aux_arrays = list(args), list(grads), list(aux)

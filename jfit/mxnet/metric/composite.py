@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jfit.metrics import HostMetric, Metric
-from jfit.mxnet.metric.base import EvalMetric, alias, lookup, named, register
+from jfit.mxnet.metric.base import EvalMetric, Names, alias, lookup, named, register
 from jfit.mxnet.metric.device import DeviceMetric, read
 from jfit.mxnet.metric.fold import Pick
 
@@ -37,12 +37,8 @@ class CompositeEvalMetric(EvalMetric):
     """
 
     def __init__(
-        self,
-        metrics: Sequence[Any] | None = None,
-        name: str = "composite",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-    ):
+        self, metrics: Any = None, name: str = "composite", output_names: Names = None, label_names: Names = None
+    ) -> None:
         self.metrics: list[EvalMetric] = []
         super().__init__(name, output_names, label_names, has_global_stats=True)
         self.metrics = [create(m) for m in metrics or ()]  # after the constructor's reset, so instances keep their sums
@@ -132,8 +128,8 @@ class CustomMetric(EvalMetric):
         self,
         feval: Callable[[Any, Any], Any],
         name: str | None = None,
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
+        output_names: Names = None,
+        label_names: Names = None,
         allow_extra_outputs: bool = False,
     ):
         if name is None:
