@@ -56,7 +56,7 @@ class Programs:
         self.random = any(n.op is not None and n.op.needs_rng for n in self.symbol.nodes())
         self.forward = functools.cache(self._forward)
         self.backward = functools.cache(self._backward)
-        self.monitor_forward = functools.cache(self._monitor_forward)
+        self.monitor_forward = functools.cache(lambda train, every: capture_outputs(self.symbol, [], ".*", every, train))
 
     def _lowered(self, symbol: Symbol) -> Model:
         model = lower(symbol, inputs=[])
@@ -92,10 +92,6 @@ class Programs:
             return jax.jit(fn, compiler_options=KEEP_BARRIERS if again else None)
 
         return run if self._groups else Program(run, jit, name="executor_backward")
-
-    def _monitor_forward(self, train: bool, monitor_all: bool) -> Capture:
-        """Return the function (arguments, auxiliary states, {}, key, 0, 0) -> internal arrays of the forward pass by name."""
-        return capture_outputs(self.symbol, [], monitor_all=monitor_all, train=train)
 
     @functools.cached_property
     def monitor_backward(self) -> Capture:

@@ -33,9 +33,7 @@ _STRINGS = ("aug_seq", "ctx", "path_imgidx", "path_imglist")  # arguments whose 
 # Arguments that do not change the batches.
 _IGNORED = ("verbose", "round_batch", "device_id", "shuffle_chunk_size", "shuffle_chunk_seed", "ctx")
 # Unsupported arguments -> the values at which they have no effect, which are accepted.
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "aug_seq": ("aug_default",), "mean_a": (0,), "std_a": (1,),
-}  # fmt: skip
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"aug_seq": ("aug_default",), "mean_a": (0,), "std_a": (1,)}
 
 
 class ImageRecordIter(MXDataIter, ImageRecords):
@@ -108,9 +106,7 @@ class ImageRecordIter(MXDataIter, ImageRecords):
             save_arrays(path, {"mean_img": (total / rows).astype(np.float32)})
         image = np.asarray(dict(load_arrays(path))["mean_img"], "<f4")
         if image.shape != self.job.data_shape():
-            raise ValueError(
-                f"mean_img: the image in {path} has shape {image.shape}, expected data_shape {self.job.data_shape()}"
-            )
+            raise ValueError(f"mean_img: the image in {path} has shape {image.shape}, not data_shape {self.job.data_shape()}")
         return base64.b64encode(image.tobytes()).decode()
 
 

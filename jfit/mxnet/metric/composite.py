@@ -136,9 +136,8 @@ class CustomMetric(EvalMetric):
             name = str(getattr(feval, "__name__", type(feval).__name__))
             name = f"custom({name})" if "<" in name else name
         self._feval, self._allow_extra_outputs = feval, allow_extra_outputs
-        super().__init__(
-            name, output_names, label_names, feval=feval, allow_extra_outputs=allow_extra_outputs, has_global_stats=True
-        )
+        config = {"feval": feval, "allow_extra_outputs": allow_extra_outputs}
+        super().__init__(name, output_names, label_names, has_global_stats=True, **config)
 
     def update(self, labels: Any, preds: Any) -> None:
         """Accumulate one batch, lists of label and output arrays; it waits for the device and copies them to the host."""

@@ -29,6 +29,8 @@ from jfit.optim.registry import by_name
 from jfit.optim.rows import on_values
 from jfit.platforms import platform_of, traced_for
 
+Arrays = tuple[Array, ...]
+Scalars = dict[str, Array]
 Slots = tuple[Any, ...]
 
 
@@ -134,19 +136,13 @@ def _program(hyper_key: Any, decays: bool) -> tuple[Callable[..., Any], bool]:
     rule = rule_of((hyper_key[0], tuple([(k, float(decays) if k == "wd" else v) for k, v in hyper_key[1]])))
 
     def update(
-        weights: tuple[Array, ...],
-        grads: tuple[Array, ...],
-        states: tuple[Slots, ...],
-        done: Any,
-        numbers: tuple[Any, Array],
-        shared: dict[str, Array],
-    ) -> tuple[tuple[Array, ...], tuple[Slots, ...], dict[str, Array]]:
+        weights: Arrays, grads: Arrays, states: tuple[Slots, ...], done: Any, numbers: tuple[Any, Array], shared: Scalars
+    ) -> tuple[Arrays, tuple[Slots, ...], Scalars]:
         counters.count_trace("apply_update")
         (rates, decays, mults), scale = numbers
         slots = {name: tuple(s[k] for s in states) for k, name in enumerate(rule.state_spec.slots)}
-        state = optim.OptState(
-            done if rule.state_spec.counted else None, slots, mults if len(mults) else None, decays, shared or None
-        )
+        counts = done if rule.state_spec.counted else None
+        state = optim.OptState(counts, slots, mults if len(mults) else None, decays, shared or None)
         # Rescale 16-bit gradients in float32: rounding g / batch_size to 16 bits would lose precision.
         scaled = lambda g: wide(g) * scale if is_small(g) else g * scale.astype(g.dtype)  # noqa: E731
         grads = on_values(lambda each: tuple(map(scaled, each)), grads)

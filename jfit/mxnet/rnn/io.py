@@ -114,9 +114,8 @@ class BucketSentenceIter(DataIter):
         shape = self._in_layout((batch_size, self.default_bucket_key))
         self.provide_data = [DataDesc(data_name, shape, layout=layout)]
         self.provide_label = [DataDesc(label_name, shape, layout=layout)]
-        self.idx = [
-            (i, j) for i, rows in enumerate(self.data) for j in range(0, len(rows) - batch_size + 1, batch_size)
-        ]  # (bucket, first sentence) of each batch
+        # (bucket, first sentence) of each batch
+        self.idx = [(i, j) for i, rows in enumerate(self.data) for j in range(0, len(rows) - batch_size + 1, batch_size)]
         self.reset()
 
     def _pad_sentences(self, sentences: Sequence[Sequence[int]], lengths: Sequence[int]) -> dict[int, np.ndarray]:

@@ -44,9 +44,7 @@ class Symbol(Graph):
     PASSED_SHAPES_REPLACE = True
 
     def __bool__(self) -> bool:
-        raise NotImplementedForSymbol(
-            f"the truth value of {self!r} is unknown until the graph runs; use sym.where, or compare with `is`"
-        )
+        raise NotImplementedForSymbol(f"the truth value of {self!r} is unknown until the graph runs; use sym.where, or `is`")
 
     def infer_shape(self, *args: Any, **kwargs: Any):
         """Infer all shapes from those of some arguments.
