@@ -34,9 +34,7 @@ PROBE = "import jax, json; print(json.dumps([jax.devices()[0].platform, jax.devi
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m jfit.bench scaling", description="How training scales over devices.")
     parser.add_argument(
-        "--devices",
-        type=_counts,
-        help="numbers of devices, of each process with --processes (default: 1,2,4,8; there: 1)",
+        "--devices", type=_counts, help="numbers of devices, of each process with --processes (default: 1,2,4,8; there: 1)"
     )
     parser.add_argument(
         "--processes", type=_counts, help="numbers of processes, separated by commas; each with the numbers of --devices"

@@ -25,7 +25,7 @@ def made(name: str) -> Any:
         return _internal
     if name in PAIRS:
         return binary_function(*PAIRS[name])
-    if name.endswith("_update"):
+    if "_update" in name or name == "multi_lars":
         from jfit.mxnet.ndarray import updates  # it imports the optimizers
 
         if name in updates.NAMES:

@@ -360,5 +360,10 @@ empty = zeros
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
+    if name.endswith("_update"):
+        from jfit.mxnet.ndarray import updates  # it imports the optimizers
+
+        if name in updates.SPARSE:
+            return updates.update(name)
     pair = PAIRS.get(name)
     return _keeping(name, binary_function(*pair) if pair else find("mx.nd.sparse", ("_sparse_", ""), name, function))
