@@ -7,7 +7,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from jfit.export import converters
 from jfit.export import onnx as export
+from jfit.mxnet.contrib.onnx_import import get_model_metadata as get_model_metadata
+from jfit.mxnet.contrib.onnx_import import import_model as import_model
+from jfit.mxnet.contrib.onnx_import import import_to_gluon as import_to_gluon
 from jfit.mxnet.ndarray.create import load as load_arrays
 from jfit.mxnet.symbol import load
 
@@ -59,6 +63,22 @@ def export_model(
     return onnx_file_path
 
 
+def get_operator_support(opset_version: int | None = None) -> list[str]:
+    """Return the names of MXNet's operators that `export_model` can write.
+
+    Args:
+        opset_version: not used: files have opset 17.
+
+    Returns:
+        Names, sorted.
+
+    Example:
+        >>> "Convolution" in get_operator_support()
+        True
+    """
+    return converters()
+
+
 def _absent(name: str, remedy: str) -> Callable[..., NoReturn]:
     def call(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(f"{name} is not supported: {remedy}.")
@@ -71,7 +91,6 @@ def _absent(name: str, remedy: str) -> Callable[..., NoReturn]:
 
 
 _REMEDIES = {
-    "import_model import_to_gluon get_model_metadata": "convert the ONNX file with MXNet, and load its symbol and parameters",
     "quantize_model quantize_model_mkldnn quantize_graph calib_graph quantize_net quantize_net_v2": "quantize the model with "
     "MXNet; jfit loads and runs quantized graphs",
 }
