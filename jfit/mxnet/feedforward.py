@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import itertools
 import logging
 import time
@@ -407,20 +406,38 @@ class FeedForward:
         return cls(cls.arrays.symbol(symbol), ctx, arg_params=params, aux_params=aux, begin_epoch=epoch, **kwargs)
 
     @classmethod
-    def create(cls, symbol: Any, X: Any, y: Any = None, ctx: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def create(
+        cls,
+        symbol: Any,
+        X: Any,
+        y: Any = None,
+        ctx: Any = None,
+        num_epoch: int | None = None,
+        epoch_size: int | None = None,
+        optimizer: Any = "sgd",
+        initializer: Any = DEFAULT,
+        eval_data: Any = None,
+        eval_metric: Any = "acc",
+        epoch_end_callback: Any = None,
+        batch_end_callback: Any = None,
+        kvstore: Any = "local",
+        logger: Any = None,
+        work_load_list: Any = None,
+        eval_end_callback: Any = LogValidationMetricsCallback(),  # noqa: B008
+        eval_batch_end_callback: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         """Create a model and train it on X.
 
         Args:
-            symbol, ctx: as in `FeedForward`.
-            X, y: as in `fit`.
-            args: num_epoch, epoch_size, optimizer, initializer; then, as in `fit`, eval_data, eval_metric, epoch_end_callback,
-                batch_end_callback, kvstore, logger, work_load_list, eval_end_callback, eval_batch_end_callback.
-            kwargs: any of these by name, and further arguments of `FeedForward`.
+            symbol, ctx, num_epoch, epoch_size, optimizer, initializer, **kwargs: as in `FeedForward`.
+            X, y, eval_data, eval_metric, epoch_end_callback, batch_end_callback: as in `fit`.
+            kvstore, logger, work_load_list, eval_end_callback, eval_batch_end_callback: as in `fit`.
         """
-        of_fit = {name: kwargs.pop(name) for name in inspect.signature(cls.fit).parameters if name in kwargs}
-        of_fit |= dict(zip(("eval_end_callback", "eval_batch_end_callback"), args[11:], strict=False))
-        model = cls(symbol, ctx, *args[:4], **kwargs)
-        model.fit(X, y, *args[4:11], **of_fit)
+        model = cls(symbol, ctx, num_epoch, epoch_size, optimizer, initializer, **kwargs)
+        callbacks = (epoch_end_callback, batch_end_callback)
+        eval_callbacks = {"eval_end_callback": eval_end_callback, "eval_batch_end_callback": eval_batch_end_callback}
+        model.fit(X, y, eval_data, eval_metric, *callbacks, kvstore, logger, work_load_list, **eval_callbacks)
         return model
 
 

@@ -7,6 +7,7 @@ import pytest
 import jfit
 from jfit import sym
 from jfit.mxnet.errors import MXNetError
+from jfit.mxnet.gluon.tree import PytreeParams
 from jfit.mxnet.kvstore import KVStore, create
 from jfit.step import reduce as rules
 
@@ -47,6 +48,8 @@ def test_compressed_pushes_have_the_numbers_of_the_rules():
     store.init("w", np.zeros(1, "float32"))
     store.push("w", [np.float32([1 + 2**-12]), np.float32([2**-12])])
     assert store.pull("w").tolist() == [1 + 2**-12]  # the first was rounded to 1, the sum was not
+    tree = PytreeParams({"w": jnp.zeros(2)}, {"type": "2bit"})
+    assert tree.sum_over_devices([{"w": jnp.array([0.75, -0.25])}])["w"].tolist() == [0.5, 0.0]
 
 
 def test_unknown_compression_is_an_error():

@@ -224,6 +224,7 @@ test_untrainable_arguments_raise = refused(
     (lambda: Trainer({"w": np.array([None])}, "sgd"), "an array of object"),
     (lambda: Trainer([one()], "sgd").step(1, grads={}), "only for a trainer over a pytree"),
     (lambda: Trainer([one()], "sgd").update(1, grads={}), "only for a trainer over a pytree; set the gradients"),
+    (lambda: Trainer({"w": jnp.ones(2)}, "sgd").allreduce_grads({"w": jnp.ones(2)}), "a list with one pytree of gradients"),
     (lambda: Trainer({"w": jnp.ones(2)}, "sgd", None, "dist_sync", None, True), "update_on_kvstore=True needs Parameters"),
     (lambda: Trainer([one()], "sgd", kvstore=False).step(1), TypeError, "kvstore is False; expected a KVStore, the name"),
 )
@@ -293,11 +294,15 @@ def test_a_subclass_may_have_a_constructor_of_its_own(params):
     assert type(trainer) is Plain and np.asarray(new.data() if isinstance(new, Parameter) else new).tolist() == [0.5, 0.5]
 
 
-def test_gradients_of_a_pytree_are_updated_with_after_allreduce_grads():
+def test_gradients_of_a_pytree_on_several_devices_are_added_up():
     trainer = Trainer({"w": jnp.zeros(2)}, "sgd", {"learning_rate": 1.0})
-    summed = trainer.allreduce_grads({"w": jnp.full(2, 3.0)})
+    grads = [{"w": jax.device_put(jnp.full(2, float(i)), d)} for i, d in enumerate(jax.devices()[:3])]
+    summed = trainer.allreduce_grads(grads)
     assert summed["w"].tolist() == [3.0, 3.0]
-    assert trainer.update(3, grads=summed)["w"].tolist() == [-1.0, -1.0]
+    assert trainer.step(3, grads=summed)["w"].tolist() == [-1.0, -1.0]
+    squeezed = Trainer({"w": jnp.zeros(1)}, "sgd", compression_params={"type": "2bit", "threshold": 0.5})
+    each = [{"w": jnp.full(1, 0.3)}, {"w": jnp.full(1, 0.6)}]
+    assert [squeezed.allreduce_grads(each)["w"].item() for _ in range(2)] == [0.5, 1.0]
 
 
 def test_a_pytree_resumes_and_missing_leaves_raise(tmp_path):

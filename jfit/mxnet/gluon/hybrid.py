@@ -87,7 +87,7 @@ class HybridBlock(Block):
             ValueError: a backend is passed.
         """
         if backend:
-            raise ValueError(f"hybridize(backend={backend!r}): XLA compiles all graphs, the only backend; leave it out")
+            raise ValueError(f"hybridize(backend={backend!r}): XLA compiles all graphs, there is no other; leave it out")
         self._active = active
         if clear:
             self._clear_cached_op()

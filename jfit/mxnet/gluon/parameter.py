@@ -168,7 +168,9 @@ class Parameter:
             return
         chosen = next((i for i in (init, self.init, default_init) if i is not None), None)
         if not self._shape_is_known() and not self._allow_deferred_init:
-            raise ValueError(f"parameter {self.name!r}: its shape {self.shape} is not fully known (see allow_deferred_init).")
+            raise ValueError(
+                f"parameter {self.name!r}: its shape {self.shape} is not fully known; set it, or allow_deferred_init."
+            )
         # compute the values first: if the initializer raises, the parameter is unchanged
         values = self._initial_value(chosen) if self._shape_is_known() else None
         self._data, self._grad, self._contexts = None, None, self._context_list(ctx)

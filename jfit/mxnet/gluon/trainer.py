@@ -79,7 +79,7 @@ class Trainer:
             param._set_trainer(self)
         self._tree = None
         if parameters is None:
-            self._tree = PytreeParams(params, _distributes_tree(kvstore, update_on_kvstore))
+            self._tree = PytreeParams(params, compression_params, _distributes_tree(kvstore, update_on_kvstore))
         self._index = {p.name: i for i, p in enumerate(self._params)}
         self._contexts = self._shared_contexts()
         self._optimizer = self._resolved_optimizer(optimizer, dict(optimizer_params or {}))
@@ -123,7 +123,9 @@ class Trainer:
                 optimizer is in a distributed store, which does not see the change.
         """
         if self._tree is not None:
-            return self.update(batch_size, ignore_stale_grad, self._tree.summed(grads))
+            if self._tree.distributed and grads is not None:
+                grads = self._tree.sum_over_devices([grads])
+            return self.update(batch_size, ignore_stale_grad, grads)
         self._rescale(batch_size)
         self._prepare(grads)
         self._check_fresh(ignore_stale_grad)
@@ -135,16 +137,16 @@ class Trainer:
         """Sum the gradients over devices, without an update; call `update` afterwards, for example after gradient clipping.
 
         Args:
-            grads: pytree of gradients, if the parameters are a pytree.
+            grads: if the parameters are a pytree: list of gradient pytrees, one per device.
 
         Returns:
-            None; if the parameters are a pytree, its gradients, summed over the processes of a job.
+            None; if the parameters are a pytree, the summed pytree on the device of the first.
 
         Raises:
             AssertionError: the store updates the parameters.
         """
         if self._tree is not None:
-            return self._tree.summed(grads)
+            return self._tree.sum_over_devices(grads)
         self._prepare(grads)
         self._check_not_on_kvstore("allreduce_grads")
         self._allreduce()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.distributed import num_processes
-from jfit.mxnet.kvstore.transfer import device_put_all, private_copy, sharding_of, write
+from jfit.mxnet.kvstore import compression
+from jfit.mxnet.kvstore.transfer import device_put_all, private_copy, sharding_of, sum_groups, write
 from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.parallel.workers import from_main, sum_over_processes
 
@@ -20,7 +22,8 @@ class PytreeParams:
     Args:
         params: pytree of arrays; only floating-point leaves are trained.  NumPy float64 becomes float32 unless
             jax_enable_x64 is set; integer leaves are unchanged.
-        distributed: whether `summed` sums gradients over the processes of the job.  The arrays are then those of rank 0.
+        compression_params: compression of the gradients in `sum_over_devices`.
+        distributed: whether `sum_over_devices` also sums over the processes of the job.  The arrays are then those of rank 0.
 
     Raises:
         ValueError: a leaf is not a numeric array, or the pytree has no leaves.
@@ -31,7 +34,7 @@ class PytreeParams:
         [(0, [1.0, 1.0])]
     """
 
-    def __init__(self, params: Any, distributed: bool = False) -> None:
+    def __init__(self, params: Any, compression_params: Mapping[str, Any] | None = None, distributed: bool = False) -> None:
         leaves, self.structure = jax.tree.flatten(params)
         wrong = sorted({problem for leaf in leaves if (problem := _problem(leaf))})
         if wrong or not leaves:
@@ -42,6 +45,7 @@ class PytreeParams:
         if self.distributed:
             first = from_main({self._path(i): cell.value for i, cell in enumerate(self.cells)}, "parameters of the Trainer")
             write(list(zip(self.cells, first.values(), strict=True)))
+        self._compress = compression.parse(compression_params) if compression_params else None
 
     @property
     def params(self) -> Any:
@@ -77,14 +81,36 @@ class PytreeParams:
                 updates.append((i, as_array(grad), cell))
         return updates
 
-    def summed(self, grads: Any) -> Any:
-        """Return a pytree of gradients, summed over the processes of the job if this is `distributed`."""
-        if not self.distributed:
-            return grads
-        leaves, structure = jax.tree.flatten(grads)  # without those that are None: stale gradients, in all processes
-        values = [as_array(leaf) for leaf in leaves]
-        totals = device_put_all(sum_over_processes(values), [sharding_of(v) for v in values])
-        return jax.tree.unflatten(structure, totals)
+    def sum_over_devices(self, grads: Any) -> Any:
+        """Sum the gradient pytrees of several devices on the device of the first.
+
+        Args:
+            grads: list of pytrees with the structure of the parameters, one per device.
+
+        Returns:
+            Pytree of the sums.
+
+        Raises:
+            ValueError: `grads` is not a non-empty list.
+        """
+        if not isinstance(grads, (list, tuple)) or not grads:
+            raise ValueError("allreduce_grads needs a list with one pytree of gradients per device.")
+        columns = [self.structure.flatten_up_to(each) for each in grads]
+        groups = [list(group) for group in zip(*columns, strict=True)]
+        if self.distributed:
+            return jax.tree.unflatten(self.structure, self._over_processes(sum_groups(groups)))
+        if self._compress is not None:
+            devices = range(len(columns))
+            groups = [self._compress([(i, k) for k in devices], group) for i, group in enumerate(groups)]
+        return jax.tree.unflatten(self.structure, sum_groups(groups))
+
+    def _over_processes(self, sums: list[Any]) -> list[Any]:
+        at = [i for i, value in enumerate(sums) if value is not None]  # None: a stale gradient, in all processes
+        values = [as_array(sums[i]) for i in at]
+        if self._compress is not None:
+            values = self._compress([(i, 0) for i in at], values)
+        totals = dict(zip(at, device_put_all(sum_over_processes(values), [sharding_of(v) for v in values]), strict=True))
+        return [totals.get(i) for i in range(len(sums))]
 
     def _path(self, leaf: int) -> str:
         paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(self.structure, range(len(self.cells))))[0]

@@ -44,7 +44,9 @@ class Symbol(Graph):
     PASSED_SHAPES_REPLACE = True
 
     def __bool__(self) -> bool:
-        raise NotImplementedForSymbol(f"the truth value of {self!r} is unknown until the graph runs; use sym.where, or `is`")
+        raise NotImplementedForSymbol(
+            f"the truth value of {self!r} is known only at run time; use sym.where, or compare by `is`"
+        )
 
     def infer_shape(self, *args: Any, **kwargs: Any):
         """Infer all shapes from those of some arguments.
