@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -88,6 +89,7 @@ class BaseModule:
         self.optimizer_initialized = False
         self._symbol: Any = None
         self._flag: StopFlag | None = None  # set while fit runs: Ctrl-C was pressed
+        self._fit_thread: threading.Thread | None = None  # the thread that runs fit
         self._looking = True  # whether fit looks for invalid data: in its first epoch, up to the first warning
 
     # -------------------------------------------------------------------------------- defined by subclasses
@@ -437,6 +439,7 @@ class BaseModule:
             RuntimeError: another thread is in fit of this module.
         """
         assert num_epoch is not None, "please specify number of epochs: num_epoch="
+        require(self, "fit")
         self._looking = True
         self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
         if monitor is not None:
@@ -485,12 +488,14 @@ class BaseModule:
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
         """Context manager in which `score` and `fit` raise KeyboardInterrupt between two batches after Ctrl-C."""
+        require(self, "fit")
+        before = self._flag, self._fit_thread
         with stop_flag().watching() as flag:
-            before, self._flag = self._flag, flag
+            self._flag, self._fit_thread = flag, threading.current_thread()
             try:
                 yield
             finally:
-                self._flag = before
+                self._flag, self._fit_thread = before
 
     def _stop_if_asked(self) -> None:
         if self._flag:
@@ -593,6 +598,7 @@ def require(module: Any, method: str, *steps: str) -> None:
 
     Raises:
         AssertionError: one of them is false (the exception type that MXNet raises).
+        RuntimeError: another thread is in `fit` of the module.
 
     Example:
         >>> import jfit
@@ -602,5 +608,9 @@ def require(module: Any, method: str, *steps: str) -> None:
         ...
         AssertionError: Module.update: call bind(data_shapes, label_shapes), init_params(), init_optimizer() first.
     """
+    thread = getattr(module, "_fit_thread", None)
+    if thread is not None and thread is not threading.current_thread() and not method.endswith("_shapes"):
+        problem = f"thread {thread.name!r} is in fit of this module; wait until fit has ended, or use another module"
+        raise RuntimeError(f"{type(module).__name__}.{method}: {problem}")
     missing = [_STEPS[step] for step in steps if not getattr(module, step)]
     assert not missing, f"{type(module).__name__}.{method}: call {', '.join(missing)} first."
