@@ -85,6 +85,7 @@ LINES = {  # opset -> nodes in ONNX's text format; I(...) is a constant vector o
         Gelu(table)  Mish(table)  HardSwish(table)  LayerNormalization<epsilon=0.1>(rows,scale,four)
         LayerNormalization(rows,scale)  ReduceMean(rows,I(1))  Split<axis=1,num_outputs=2>(line)  Dropout(table)
         Cast<to=7>(table)  Softmax<axis=0>(rows)  ReduceMax<noop_with_empty_axes=1>(rows)  Shape<start=1>(image)
+        Trilu(rows)  Trilu<upper=0>(rows,K64(1))
     """,
 }
 # how a constant is written in LINES -> its value
@@ -151,12 +152,13 @@ OPEN = """
     d = Shape(table)  e = Slice(d,I(0),I(1))  q = Concat<axis=0>(rows,rows)  y1 = Slice(q,I(1),I(-1))  y2 = Slice(q,I(0),e)
     y3 = Expand(one_four,d)  r = Squeeze(e,I(0))  y4 = Range(K64(0),r,K64(1))  k = Transpose<perm=[0,2,1]>(rows)
     m = MatMul(rows,k)  i = Where(mask,m,S(-9))  t = Softmax<axis=-1>(i)  y5 = MatMul(t,rows)  y6 = Flatten<axis=2>(image)
+    l = Concat<axis=0>(e,e)  f = ConstantOfShape<value=float[1]{2}>(l)  y7 = Trilu(f,K64(1))
     y0 = Relu(a)
 """
 
 
 def test_sizes_that_a_file_leaves_open_stay_open(tmp_path):
-    model = model_of(OPEN, 13)
+    model = model_of(OPEN, 14)
     imported = mx.contrib.onnx.import_model(saved(model, tmp_path))
     for rows in (1, 3):
         data = {i.name: np.resize(DATA[i.name], (rows, *DATA[i.name].shape[1:])) for i in model.graph.input}

@@ -21,7 +21,7 @@ from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array
 from jfit.mxnet.symbol import Group, Symbol, Variable
 
-PROBES = (2, 3)  # multiples of 32, so that networks which halve sizes accept them
+PROBES = (1, 2)  # of 32 entries, so that networks which halve sizes accept them; then 3 and 4 for the next open size, ...
 Imported = tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]
 
 
@@ -197,7 +197,7 @@ class _Reader:
         for value in _inputs(self.proto):
             dims = enumerate(value.type.tensor_type.shape.dim)
             numbers = [d.dim_value or -opens.setdefault(d.dim_param or (value.name, i), len(opens) + 1) for i, d in dims]
-            shapes = [tuple(d if d > 0 else 32 * (p - 3 * d) for d in numbers) for p in PROBES]
+            shapes = [tuple(d if d > 0 else 32 * (p - 2 * d - 2) for d in numbers) for p in PROBES]
             self._variable(value.name, shapes, helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
 
     def result(self) -> Imported:
@@ -258,9 +258,12 @@ class _Reader:
             feeds = {proto.input[0]: [np.broadcast_to(np.float32(0), shape) for shape in shapes]}
         if None in feeds.values() or not (feeds or proto.op_type == "Constant"):
             return False
-        run = importlib.import_module("onnx.reference").ReferenceEvaluator(proto, opsets={"": self.opset}).run
+        onnx, names = importlib.import_module("onnx"), [n for n in proto.output if n]
+        inputs, outputs = ([onnx.ValueInfoProto(name=n) for n in group] for group in (feeds, names))
+        graph = onnx.GraphProto(name="folded", node=[proto], input=inputs, output=outputs)
+        run = importlib.import_module("onnx.reference").ReferenceEvaluator(graph, opsets={"": self.opset}).run
         results = [run(None, {n: value[p] for n, value in feeds.items()}) for p in range(len(PROBES))]
-        self.values.update({n: [np.asarray(r[i]) for r in results] for i, n in enumerate(proto.output) if n})
+        self.values.update({n: [np.asarray(r[i]) for r in results] for i, n in enumerate(names)})
         self._folded.update(dict.fromkeys(proto.output, proto))
         return True
 
