@@ -166,6 +166,15 @@ def test_sizes_that_a_file_leaves_open_stay_open(tmp_path):
             np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6)
 
 
+def test_images_of_open_sizes_keep_them(tmp_path):
+    model = model_of("s = Shape(image)  r = Reshape(image,I(0,2,-1))  t = Softmax<axis=2>(r)  y = Reshape(t,s)", 13)
+    for axis, name in ((2, "height"), (3, "width")):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
+    data = {"image": drawn("image=3,4,5,7")["image"]}
+    got = outputs_of(mx.contrib.onnx.import_model(saved(model, tmp_path)), data)
+    np.testing.assert_allclose(got[0], run(model, data)[0], rtol=1e-5)
+
+
 def small(path):
     nodes = "h = Conv<pads=[1,1,1,1],group=2>(image,w,b)  r = Relu(h)  p = GlobalAveragePool(r)  f = Flatten(p)"
     model = model_of(nodes + "  y = Gemm<transB=1>(f,fc,five)", 11)
@@ -220,6 +229,10 @@ def test_nodes_have_the_names_of_the_file_and_metadata_its_shapes(tmp_path):
             "auto_pad=SAME_LOWER and strides, for images of any size; fix the shapes",
         ),
         ("GRU<hidden_size=4>(time,gru_w,gru_r)", "attributes that MXNet's RNN lacks"),
+        (
+            "r = Reshape(rows,I(5,-1))  Softmax(r)",
+            r"node 'n0' cannot take inputs of shapes \(\(32, 3, 4\),\) .*leaves sizes open, fix",
+        ),
         ("Expand(rows,ids)", "has an input 'ids' that depends on data, and must be constant"),
     ],
 )

@@ -237,7 +237,11 @@ class _Reader:
             for entry in node.inputs:
                 self._infer(entry.node)
             ins = [tuple([self._shapes[id(e.node), e.index][i] for e in node.inputs]) for i in range(len(PROBES))]
-            outs = [trace_shapes(node.op, node.params, shapes, (FLOAT,) * len(shapes)) for shapes in ins]
+            try:
+                outs = [trace_shapes(node.op, node.params, shapes, (FLOAT,) * len(shapes)) for shapes in ins]
+            except (TypeError, ValueError) as error:
+                fails = f"import_model: node {node.name!r} cannot take inputs of shapes {ins[0]}"
+                raise NotImplementedError(f"{fails} ({error}); if the file leaves sizes open, {FIX}.") from error
             self._shapes.update({(id(node), i): list(shapes) for i, shapes in enumerate(zip(*outs, strict=True))})
 
     def _variable(self, name: str, shapes: list[tuple[int, ...]], dtype: Any, **own: Any) -> Symbol:

@@ -82,7 +82,10 @@ def _reshaped(n: Node, targets: Shapes) -> Any:
     for axis, sizes in enumerate(zip(*targets, strict=True)):
         kept = all(tuple(old[axis : axis + 1]) == (size,) for old, size in zip(n.shapes(), sizes, strict=True))
         codes.append(sizes[0] if len(set(sizes)) == 1 else 0 if kept else -1)
-    n.need(codes.count(-1) < 2, f"reshapes to {codes}, with several unknown sizes", FIX)
+    if codes.count(-1) > 1:
+        like = [x for x in n.reader.symbols.values() if [*map(tuple, targets)] == n.reader.shapes(x)]
+        n.need(like, f"reshapes to {codes}, with several unknown sizes", FIX)
+        return S.reshape_like(n[0], like[0])
     return S.Reshape(n[0], shape=tuple(codes))
 
 
