@@ -186,6 +186,17 @@ def test_a_file_becomes_a_block_with_its_parameters(tmp_path):
     assert not np.array_equal(net.collect_params()["w"].data().asnumpy(), WEIGHTS["w"])
 
 
+def test_a_mask_in_a_file_is_not_trained(tmp_path):
+    path = saved(model_of("h = Mul(table,four)  y = Where(flags,h,S(0))", 13), tmp_path)
+    net = mx.contrib.onnx.import_to_gluon(path, mx.cpu())
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
+    with mx.autograd.record():
+        loss = net(mx.nd.array(DATA["table"])).sum()
+    loss.backward()
+    trainer.step(1)
+    assert net.collect_params()["flags"].data().asnumpy().tolist() == [True, False, True, True]
+
+
 def test_nodes_have_the_names_of_the_file_and_metadata_its_shapes(tmp_path):
     path = small(tmp_path)[1]
     symbol, args, aux = mx.contrib.onnx.import_model(path)
@@ -201,6 +212,7 @@ def test_nodes_have_the_names_of_the_file_and_metadata_its_shapes(tmp_path):
     ("line", "message"),
     [
         ("Hardmax(table)", r"node 'n0', Hardmax of opset 13, has no form in MXNet's operators; .*ONNX Runtime\."),
+        ("com.acme.Foo(four)", "node 'n0', com.acme.Foo of opset 13, has no form in MXNet's operators"),
         ("CumSum<reverse=1>(rows,K64(1))", r"CumSum of opset 13, has \{'reverse': 1\}, which MXNet's"),
         ("TopK(rows,ids)", r"node 'n0', TopK of opset 13, has k that depend on data or shapes, and must be constant"),
         (

@@ -19,11 +19,12 @@ from jfit.mxnet.symbol.symbol import operator
 Node = Any  # onnx_import.Node
 Convert = Callable[[Node], Any]  # returns a symbol, or a list with one for each output
 Shapes = Sequence[Sequence[int]]  # one for each number in onnx_import.PROBES
-FIX = "fix the shapes of the inputs"
+FIX = "fix the shapes of the inputs"  # what to do, in errors
+HINT = "export it with other operators, or run it in ONNX Runtime"
 # Attributes of which only one value has a form here.
 REQUIRED = {
-    "allowzero": 0, "approximate": "none", "clip": 0.0, "exclusive": 0, "fmod": 0, "input_forget": 0, "layout": 0,
-    "output_shape": None, "reverse": 0, "select_last_index": 0,
+    "allowzero": 0, "approximate": "none", "broadcast": 0, "clip": 0.0, "exclusive": 0, "fmod": 0, "input_forget": 0,
+    "layout": 0, "output_shape": None, "reverse": 0, "select_last_index": 0,
 }  # fmt: skip
 
 
