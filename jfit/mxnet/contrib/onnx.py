@@ -72,7 +72,5 @@ def _absent(name: str, remedy: str) -> Callable[..., NoReturn]:
 
 _REMEDIES = {
     "import_model import_to_gluon get_model_metadata": "convert the ONNX file with MXNet, and load its symbol and parameters",
-    "quantize_model quantize_model_mkldnn quantize_graph calib_graph quantize_net quantize_net_v2": "quantize the model with "
-    "MXNet; jfit loads and runs quantized graphs",
 }
 globals().update({name: _absent(name, remedy) for names, remedy in _REMEDIES.items() for name in names.split()})
