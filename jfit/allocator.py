@@ -7,6 +7,10 @@ before JAX creates its threads: no separate mappings (`M_MMAP_MAX` 0), free memo
 system from 2 GiB on (`M_TRIM_THRESHOLD`), and one arena for all threads (`M_ARENA_MAX` 1; other arenas return their memory at
 once).
 
+With one arena, threads wait for each other where they allocate: on two cores small networks train fewer samples per second
+(docs/training.md, "malloc").  More arenas lose the gain: glibc maps every block above 64 MB that a thread outside the main
+arena asks for, whatever `M_MMAP_MAX` and `M_TOP_PAD` say.
+
 The results have the same bits.  What changes for the rest of the process: memory that it has freed, up to 2 GiB, stays with
 it until the next `jfit.fit` begins, has compiled a program, or has ended.
 

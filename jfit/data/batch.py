@@ -10,10 +10,12 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit import counters
 from jfit.data.trees import expected_names, named_arrays, named_batch, others
 from jfit.data.valid import Valid, check_values, valid_weights
 from jfit.lowering.model import flatten_names
@@ -113,6 +115,21 @@ def rows(batch: Batch, axes: Axes | None = None) -> int:
     )
 
 
+def on_host(batch: Any, platform: str | None = None) -> Any:
+    """Copy the JAX arrays of a batch, or of another pytree, to the host; with a platform, only those that are on its devices.
+
+    Reading arrays on a CPU device copies nothing, and JAX would compile the padding for every number of rows.
+    """
+    leaves, tree = jax.tree.flatten(batch)
+    arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
+    if platform is not None:
+        arrays = {i: x for i, x in arrays.items() if any(device.platform == platform for device in x.devices())}
+    if arrays:
+        for i, x in counters.read(arrays).items():  # sync: on the thread of the batches
+            leaves[i] = x
+    return jax.tree.unflatten(tree, leaves)
+
+
 def wrapped_rows(batch: Batch) -> int:
     """Number of trailing rows that an iterator repeated from the start of the data: they train, their metric weight is 0.
 
@@ -178,7 +195,7 @@ def check_weights(weight: Any, name: str, where: str = "") -> None:
     """Raise an error unless every row weight is finite and non-negative.
 
     Args:
-        weight: (rows,) numbers.  A JAX array is not checked: reading it would block the host.
+        weight: (rows,) numbers.
         name: "weight" or "metric_weight", for the message.
         where: prefix of the message, such as "batch 3: ".
 
@@ -191,9 +208,7 @@ def check_weights(weight: Any, name: str, where: str = "") -> None:
         ...
         ValueError: weight of row 1 is -2.0; row weights must be finite and at least 0; use 0 to exclude a row.
     """
-    if hasattr(weight, "addressable_shards"):  # a jax.Array
-        return
-    check_values(weight, valid_weights(name), where)
+    check_values(on_host(weight), valid_weights(name), where)
 
 
 def equal_rows(counts: Mapping[str, int], where: str = "", axes: Axes | None = None) -> int | None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jfit.data.batch import Batch
+from jfit.data.batch import Batch, on_host
 
 _OTHERWISE = "pass row weights instead: sample_weight, or (x, y, weight)."
 
@@ -58,8 +56,7 @@ class ClassWeights:
         """Return the row weights, (rows,) float32.
 
         Args:
-            labels: labels of the rows.  Those that are jax arrays are not checked, because reading them would block the host:
-                a row whose class has no weight gets the weight inf, so that the loss is not finite.
+            labels: labels of the rows.
             weight: row weights without the class weights; None: all 1.
             where: prefix of error messages, such as "batch 3: ".
 
@@ -70,25 +67,22 @@ class ClassWeights:
             raise ValueError(
                 f"{where}class_weight needs one class per row, but label {self.label!r} has shape {labels.shape}; {_OTHERWISE}"
             )
-        device, one_hot = isinstance(labels, jax.Array), labels.ndim == 2 and labels.shape[1] > 1
-        lib: Any = jnp if device else np
-        flat = lib.argmax(labels, axis=1) if one_hot else labels.reshape(-1)
+        labels, one_hot = on_host(labels), labels.ndim == 2 and labels.shape[1] > 1
+        flat = np.argmax(labels, axis=1) if one_hot else labels.reshape(-1)
         classes = flat.astype(np.int32)
         if one_hot:
             whole = ((labels == 0) | (labels == 1)).all(axis=1) & ((labels == 1).sum(axis=1) == 1)
         else:
             whole = classes.astype(flat.dtype) == flat
-        inside = lib.clip(classes, 0, len(self.table) - 1)
-        factor = lib.where(whole & (inside == classes), lib.asarray(self.table)[inside], np.float32(np.nan))
+        inside = np.clip(classes, 0, len(self.table) - 1)
+        factor = np.where(whole & (inside == classes), self.table[inside], np.float32(np.nan))
         if self.ignore is not None:
-            factor = lib.where(whole & (classes == int(self.ignore)), np.float32(1), factor)
-        if device:
-            factor = jnp.where(jnp.isnan(factor), jnp.inf, factor)  # not nan, which the loss would treat as the weight 0
-        elif np.isnan(factor).any():
+            factor = np.where(whole & (classes == int(self.ignore)), np.float32(1), factor)
+        if np.isnan(factor).any():
             row = int(np.argmax(np.isnan(factor)))
             known = ", ".join(map(str, np.flatnonzero(~np.isnan(self.table))))
             raise ValueError(
                 f"{where}label {self.label!r}: row {row} is {labels[row]}, expected one of the classes of class_weight, "
                 f"{known} (or one-hot rows); add the weight of this class, or {_OTHERWISE}"
             )
-        return factor if weight is None else factor * lib.asarray(weight, np.float32)
+        return factor if weight is None else factor * np.asarray(on_host(weight), np.float32)

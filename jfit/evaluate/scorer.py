@@ -51,7 +51,6 @@ from jfit.parallel.mesh import MeshDevices, on_mesh
 from jfit.parallel.spmd import GATHERED
 from jfit.parallel.whole import evaluated_state
 from jfit.step import eval_step, predict_step, unrolls
-from jfit.step.faults import first_fault
 from jfit.step.fitting import choose_metrics, needs_inputs, paired
 from jfit.step.observe import evaluated_aux
 from jfit.step.state import TrainState
@@ -91,7 +90,7 @@ class Scorer:
         self.model, self.devices, self.batch_size, self.policy = model, devices, batch_size, policy
         self.regularizers = regularizers
         self.metrics, self.host = on_devices(metrics), on_host(metrics)
-        self._programs: dict[Any, Any] = {}  # by what they look for in batches; empty before the first call
+        self._is_ready = False  # whether the metrics are chosen, by the first call
         self._sizes = BatchSizes()  # of the batches of earlier calls
 
     @functools.cached_property
@@ -114,7 +113,7 @@ class Scorer:
         Returns:
             dict of floats (some metrics: arrays) by metric name.
         """
-        if not self._programs:
+        if not self._is_ready:
             self._choose_metrics(data)
         state = evaluated_state(state, self.devices)
         aux = evaluated_aux(self.model, state)
@@ -123,15 +122,10 @@ class Scorer:
         options: dict[str, Any] = {"values": (state.params, state.aux), "weights": True, "sizes": self._sizes}
         options["own"] = own_slices_of(self.devices)
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, **options)
-        checks = DataChecks(self.model, self.devices, batches=batches)
         with batches.read(epoch, in_order=True) as stream:
             for number, (batch, _) in enumerate(stream):
                 interrupts.check_step()
-                arguments = state.params, aux, totals, batch, np.int32(number)
-                if checks.apply_to(batch):
-                    result, checks.fault = self._program(checks.valid)(*arguments, checks.fault)
-                else:
-                    result = self._program(None)(*arguments)
+                result = self._program(state.params, aux, totals, batch, np.int32(number))
                 totals = result if host is None else host.push(result)
                 if host is not None and number % IN_FLIGHT == IN_FLIGHT - 1:
                     host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: all batches but the last 8, still in flight
@@ -139,10 +133,8 @@ class Scorer:
                     counters.wait(totals.loss)  # sync: limits the number of dispatches in flight
             interrupts.check_step()  # after the wait for the end of the data
         self._sizes = batches.sizes
-        # sync: once, at the end of the pass
-        totals, rest, fault = counters.read((totals, () if host is None else host.pop(0), checks.fault))
-        checks.check(fault)
-        checks.check_epoch(totals)
+        totals, rest = counters.read((totals, () if host is None else host.pop(0)))  # sync: once, at the end of the pass
+        DataChecks(self.model, batches).check_epoch(totals)
         if host is None:
             return values(self.metrics, totals)
         host.update(rest)
@@ -153,19 +145,14 @@ class Scorer:
         needs_batch = isinstance(data, ArrayData) or needs_inputs((*self.metrics, *self.host), self.model)
         first = first_batch(self.model, data, self.batch_size) if needs_batch else {}
         metrics, _ = choose_metrics((*self.metrics, *self.host), self.model, first, labels_of(self.model, data))
-        self.metrics, self.host = on_devices(metrics), on_host(metrics)
+        self.metrics, self.host, self._is_ready = on_devices(metrics), on_host(metrics), True
 
-    def _program(self, valid: Any) -> Any:
-        """The program for a batch.  With `valid`, it also looks for invalid values, with an additional argument and result."""
-        if valid not in self._programs:
-            step: Any = self.step
-            if self.host:
-                step = functools.partial(_with_outputs, self.model, self._make_step(outputs=True))
-            axes, out = (None, None, None, 0, None), (None, GATHERED) if self.host else None
-            if valid is not None:
-                step, axes, out = functools.partial(_checked, step, valid), (*axes, None), (out, None)
-            self._programs[valid] = compile_spmd(step, self.devices, axes, out, donate=(2,), name="eval")
-        return self._programs[valid]
+    @functools.cached_property
+    def _program(self) -> Any:
+        """The program for a batch."""
+        step = functools.partial(_with_outputs, self.model, self._make_step(outputs=True)) if self.host else self.step
+        out = (None, GATHERED) if self.host else None
+        return compile_spmd(step, self.devices, (None, None, None, 0, None), out, donate=(2,), name="eval")
 
 
 def _with_outputs(
@@ -174,14 +161,6 @@ def _with_outputs(
     """Run an evaluation step with outputs=True: (running sums, arguments of the metrics that run on the host)."""
     totals, outputs = evaluate(params, aux, totals, batch, number, axis_name=axis_name)
     return totals, metric_inputs(model, outputs, batch, axis_name)
-
-
-def _checked(
-    step: Any, valid: Any, params: Any, aux: Any, totals: Totals, batch: Batch, number: Any, fault: Any, *, axis_name: Any
-) -> tuple[Any, Any]:
-    """Run an evaluation step, and look for invalid values in its batch: (result of the step, result of `first_fault`)."""
-    found = first_fault(valid, batch, number, fault, axis_name)
-    return step(params, aux, totals, batch, number, axis_name=axis_name), found
 
 
 class ResidentScorer:

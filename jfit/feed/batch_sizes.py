@@ -10,10 +10,6 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-import jax
-
-from jfit import counters
-from jfit.data.batch import Batch
 from jfit.lowering.model import Model
 from jfit.lowering.row_axes import NO_ROWS
 
@@ -92,21 +88,6 @@ def depends_on_parts(model: Model, parts: int, coupled: str) -> bool:
         return parts > 1 and bool(coupled)
     counted = any(attrs.get("normalization", "null") != "null" for attrs in model.symbol.attr_dict().values())
     return counted or bool(model.symbol.list_auxiliary_states())
-
-
-def on_host(batch: Batch, platform: str | None = None) -> Batch:
-    """Copy the JAX arrays of a batch to the host; with a platform, only those that are on its devices.
-
-    Reading arrays on a CPU device copies nothing, and JAX would compile the padding for every number of rows.
-    """
-    leaves, tree = jax.tree.flatten(batch)
-    arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
-    if platform is not None:
-        arrays = {i: x for i, x in arrays.items() if any(device.platform == platform for device in x.devices())}
-    if arrays:
-        for i, x in counters.read(arrays).items():  # sync: on the thread of the batches
-            leaves[i] = x
-    return jax.tree.unflatten(tree, leaves)
 
 
 def announce_varying(sizes: BatchSizes, use: str, obstacle: str | None) -> None:

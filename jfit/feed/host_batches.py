@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jfit.data import ArrayData, Batch, StreamData, prefetch
-from jfit.data.batch import pad_rows, rows, wrapped_rows
+from jfit.data.batch import on_host, pad_rows, rows, wrapped_rows
 from jfit.data.prefetch import Patience, Prefetch
 from jfit.data.valid import check_values, valid_indices
 from jfit.distributed import rank
@@ -21,7 +21,6 @@ from jfit.feed.batch_sizes import (
     announce_varying,
     depends_on_parts,
     multiple,
-    on_host,
     unpaddable_message,
 )
 from jfit.feed.batches import to_batch_axes
@@ -221,7 +220,7 @@ class HostBatches:
         if self.paddable is None:
             self._read_plan(batch.inputs)
         for lookup in self._lookups:  # of predictions: the others check indices with the labels
-            if isinstance(indices := batch.inputs.get(lookup.name), np.ndarray):
+            if (indices := on_host(batch.inputs.get(lookup.name))) is not None:
                 rows_first = np.moveaxis(indices, self.model.batch_axes.get(lookup.name, 0) or 0, 0)
                 check_values(rows_first, valid_indices(lookup), f"predict: batch {number}: ")
         return batch

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jfit.data import ArrayData, Batch, StreamData
-from jfit.data.batch import pad_rows, rows, wrapped_rows
+from jfit.data.batch import on_host, pad_rows, rows, wrapped_rows
 from jfit.data.positions import Exhausted
 from jfit.distributed import exchange, job, rank
 from jfit.distributed.errors import JobError
-from jfit.feed.batch_sizes import MIXED_ROWS, on_host
+from jfit.feed.batch_sizes import MIXED_ROWS
 from jfit.lowering.model import Plan
 
 _MOST, _QUICKLY = 4, 0.02  # batches that processes agree about at a time, and seconds in which these are read

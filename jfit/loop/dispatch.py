@@ -20,7 +20,6 @@ from jax import Array, lax
 
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.prefetch import Prefetch
-from jfit.data.valid import Valid
 from jfit.evaluate.host_metrics import metric_inputs
 from jfit.feed.batches import EPOCH_DATA_AXES, DeviceBatches, fits_on_device
 from jfit.feed.data_checks import DataChecks
@@ -36,7 +35,6 @@ from jfit.parallel.spmd import GATHERED, compile_spmd
 from jfit.prepare import Problem
 from jfit.programs import Made, Program
 from jfit.step import Step, StepOut, unrolls
-from jfit.step.faults import first_fault
 from jfit.step.state import TrainState
 
 MAX_STEPS_PER_CALL = 32
@@ -180,15 +178,6 @@ def one_step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str
     return state, (result, step_values(out, spec.step_names)) if spec.step_names else result
 
 
-def single_step(
-    spec: DispatchSpec, valid: tuple[Valid, ...] | None, state: TrainState, batch: Batch, *rest: Any, axis_name: Any
-) -> Any:
-    """Run one training step inside a program; arguments and result as those of `stacked_steps`, for one batch."""
-    found = None if valid is None else first_fault(valid, batch, state.step, rest[0], axis_name)
-    result = one_step(spec, state, batch, axis_name)
-    return result if valid is None else (result, found)
-
-
 def repeat_steps(
     train_one: Callable[..., tuple[TrainState, Any]], spec: DispatchSpec | None = None
 ) -> Callable[..., tuple[TrainState, Any]]:
@@ -216,29 +205,21 @@ def repeat_steps(
     return run
 
 
-def stacked_steps(
-    spec: DispatchSpec, valid: tuple[Valid, ...] | None, state: TrainState, stack: Batch, count: Any, *rest: Any, axis_name: Any
-) -> Any:
+def stacked_steps(spec: DispatchSpec, state: TrainState, stack: Batch, count: Any, axis_name: str | None) -> Any:
     """Run several training steps inside a program.
 
     Args:
         spec: settings of the dispatches.
-        valid: None, or what to look for in the batches; the result is then a pair of the usual one and that of `first_fault`.
         state: state before the steps.
         stack: the batches, (steps, rows, ...).
         count: number of steps, at most the length of the stack.
-        rest: the faults of earlier batches, if `valid` is not None.
         axis_name: name of the device axis, or None.
     """
 
     def train_one(state: TrainState, j: Any) -> tuple[TrainState, Any]:
         return one_step(spec, state, jax.tree.map(lambda x: x[j], stack), axis_name)
 
-    def look(j: Any, fault: Any) -> Array:
-        return first_fault(valid or (), jax.tree.map(lambda x: x[j], stack), state.step + j, fault, axis_name)
-
-    result = repeat_steps(train_one, spec)(state, count)
-    return result if valid is None else (result, lax.fori_loop(0, count, look, *rest))
+    return repeat_steps(train_one, spec)(state, count)
 
 
 def ordered_steps(spec: DispatchSpec) -> Callable[[Batch, TrainState], tuple[TrainState, Any]]:
@@ -385,7 +366,7 @@ class StreamDispatcher:
         options = {"micro_batches": spec.micro_batches * multiple, "own": own, **padding}
         self.batches = HostBatches(spec.model, data, parts, spec.batch_size, **options)
         self.num_batches = num_batches_of(data, spec.batch_size)
-        self.checks = DataChecks(spec.model, spec.devices, data, self.batches)
+        self.checks = DataChecks(spec.model, self.batches, data)
         self.stream: Prefetch | None = None  # the batches of the present epoch
         self._first_shapes: Any = None  # shapes and dtypes of the first batch; None before it
         self._programs: dict[Any, Any] = {}
@@ -400,14 +381,14 @@ class StreamDispatcher:
                 group, most = [first], min(self.spec.steps_per_call, max_steps(step))
                 for item in itertools.islice(stream, most - 1):
                     if _shapes(item[0]) != _shapes(group[0][0]):
-                        yield from self.group_dispatches(group, step)
+                        yield from self.group_dispatches(group)
                         step += len(group)
                         group = []
                     group.append(item)
-                yield from self.group_dispatches(group, step)
+                yield from self.group_dispatches(group)
                 step += len(group)
 
-    def group_dispatches(self, group: list[tuple[Batch, int]], step: int = 0) -> Iterator[Dispatch]:
+    def group_dispatches(self, group: list[tuple[Batch, int]]) -> Iterator[Dispatch]:
         """Yield one dispatch for all batches of a group, or one per batch if their shapes are not those of the first batch.
 
         Other shapes than those of the first batch (a smaller last batch) are rare: a program of several steps for them is not
@@ -415,39 +396,31 @@ class StreamDispatcher:
 
         Args:
             group: list of (batch, number of its rows without padding); all batches have the same shapes.
-            step: number of steps before the group.
         """
         if self._ordered is not None:
-            for number, (batch, count) in enumerate(group, step):
-                self.checks.look(batch, number)
+            for batch, count in group:
                 yield Dispatch(functools.partial(self._ordered, batch), 1, count)
             return
         most, shapes = self.spec.steps_per_call, _shapes(group[0][0])
         self._first_shapes = self._first_shapes or shapes
         if most == 1 or shapes != self._first_shapes:
             for batch, count in group:
-                yield Dispatch(self._run_of("train" if most == 1 else "train_tail", single_step, [batch], batch), 1, count)
+                yield Dispatch(self._run_of("train" if most == 1 else "train_tail", one_step, batch), 1, count)
             return
         batches = [batch for batch, _ in group]
         # The repeated batches are not trained: they fix the length of the stack, so that one program is enough.
         batches += batches[-1:] * (most - len(batches))
         axis = 1 if len(self.spec.devices) > 1 else 0
         stack = jax.tree.map(lambda *xs: np.stack(xs, axis=axis), *batches)  # ([devices,] steps, rows, ...)
-        run = self._run_of("train", stacked_steps, batches, stack, np.int32(len(group)))
+        run = self._run_of("train", stacked_steps, stack, np.int32(len(group)))
         yield Dispatch(run, len(group), sum(count for _, count in group))
 
-    def _run_of(
-        self, name: str, steps: Callable[..., Any], batches: Sequence[Batch], *arguments: Any
-    ) -> Callable[[TrainState], Any]:
-        """Make `run(state)` of a program, which also looks for invalid values if a batch is on the devices."""
-        checked = any(self.checks.apply_to(batch) for batch in batches)
-        if (name, checked) not in self._programs:
-            fn = functools.partial(steps, self.spec, self.checks.valid if checked else None)
-            axes, out = (STATE_AXES, 0, *(None,) * (len(arguments) - 1 + checked)), self.spec.out_axes
-            out = (out, None) if checked else out
-            self._programs[name, checked] = self.spec.compiled(fn, axes, out, name)
-        program = self._programs[name, checked]
-        return self.checks.run_of(program, *arguments) if checked else lambda state: program(state, *arguments)
+    def _run_of(self, name: str, steps: Callable[..., Any], *arguments: Any) -> Callable[[TrainState], Any]:
+        """Make `run(state)` of a program of the batches in `arguments`."""
+        if name not in self._programs:
+            axes = (STATE_AXES, 0, *(None,) * (len(arguments) - 1))
+            self._programs[name] = self.spec.compiled(functools.partial(steps, self.spec), axes, self.spec.out_axes, name)
+        return _call(self._programs[name], arguments)
 
 
 def _shapes(batch: Batch) -> Any:

@@ -232,12 +232,8 @@ class Loop:
     def _read_epoch(self, pace: Pace) -> dict[str, Any]:
         """Wait for the last step of the epoch, and return the logs of the epoch without those of the evaluation."""
         checks = self.dispatcher.checks
-        totals, report, fault = self.read(
-            (self.state.metrics, self.report, checks and checks.fault), behind=0
-        )  # sync: once per epoch
+        totals, report = self.read((self.state.metrics, self.report), behind=0)  # sync: once per epoch
         speed = pace.speed()
-        if checks is not None:
-            checks.check(fault, self.position)
         if totals.first_bad_step >= 0:
             self.nan.report(self, int(totals.first_bad_step))
         if checks is not None:

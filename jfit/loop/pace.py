@@ -27,7 +27,7 @@ _SLOW_DATA = (
 class LogPoint(NamedTuple):
     """Values at a log point (a time at which running sums are copied) that are not read from the devices yet."""
 
-    copied: Any  # (copy of the running sums, report of the last dispatch, fault or None), arrays on the devices
+    copied: Any  # (copy of the running sums, report of the last dispatch), arrays on the devices
     logs: dict[str, float]  # values that were known on the host already: samples_per_second
     position: dict[str, int]
     snapshot: int | None  # key of the sums of the host metrics (result of `HostMetrics.snapshot`); None without host metrics
@@ -89,13 +89,12 @@ class Pace:
         Args:
             fence: report of the dispatch 8 before the last, for which the host waits.
         """
-        loop, previous, checks = self._loop, self._pending, self._loop.dispatcher.checks
+        loop, previous = self._loop, self._pending
         # the next step donates the original
         sums = jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), loop.state.metrics)
-        copied = sums, loop.report, checks and checks.fault
         snapshot = None if loop.readings.host is None else loop.readings.host.snapshot()
         speed = {"samples_per_second": self.speed()["samples_per_second"]}
-        self._pending = LogPoint(copied, speed, loop.position, snapshot)
+        self._pending = LogPoint((sums, loop.report), speed, loop.position, snapshot)
         if previous is None:
             loop.read(fence)  # sync: the host waits for the dispatch 8 before this one
             return
@@ -110,9 +109,7 @@ class Pace:
 
     def _send(self, point: LogPoint, values: Any) -> None:
         """Record a log point and send its "log" event; `values` are those of `copied`, on the host."""
-        loop, (totals, last_report, fault) = self._loop, values
-        if loop.dispatcher.checks is not None:
-            loop.dispatcher.checks.check(fault, loop.position)
+        loop, (totals, last_report) = self._loop, values
         logs = point.logs | loop.readings.values(totals, point.snapshot) | reported_lr(last_report)
         # In a job, log points come at other steps in each process.  A policy that goes back, or looks for the cause with
         # programs that need all processes, reacts at the end of the epoch.

@@ -1,7 +1,4 @@
-"""What a model requires of the values in its batches: class indices, labels in a range, row indices of tables, row weights.
-
-`jfit.step.faults` looks for invalid ones on the devices, `check_model_labels` and `BatchLabels` on the host.
-"""
+"""What a model requires of the values in its batches: class indices, labels in a range, row indices of tables."""
 
 from __future__ import annotations
 
@@ -11,24 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.data.batch import Batch
-from jfit.data.valid import Valid, check_values, message, valid_indices, valid_weights
-from jfit.lowering.loss_kinds import UNUSUAL, are_classes, kind_of, not_classes, other_values
+from jfit.data.batch import Batch, on_host
+from jfit.data.valid import Valid, check_values, valid_indices
+from jfit.lowering.loss_kinds import are_classes, kind_of, not_classes, other_values
 from jfit.lowering.model import Model, Output, Plan, plan_of
-from jfit.step.faults import Fault
-
-
-def valid_values(model: Model, inputs: Mapping[str, Any]) -> tuple[Valid, ...]:
-    """Return what is known about the valid values of a batch.
-
-    Args:
-        model: the `Model`.
-        inputs: the inputs of the first batch, arrays or specs by name.
-    """
-    plan = plan_of(model, dict(inputs))
-    found = [recognized(model, out, shape, inputs, (UNUSUAL,)) for out, shape in zip(model.outputs, plan.shapes, strict=True)]
-    weights = (valid_weights("weight"), valid_weights("metric_weight"))
-    return (*declared(model, plan, inputs), *filter(None, found), *weights)
 
 
 def declared(model: Model, plan: Plan, inputs: Mapping[str, Any]) -> list[Valid]:
@@ -73,17 +56,11 @@ def recognized(model: Model, out: Output, shape: Any, inputs: Mapping[str, Any],
     return Valid(name, 0, output.shape[-1] - 1, True, kind.ignored, axis) if kind.task == "classes" else None
 
 
-def fault_message(valid: Sequence[Valid], fault: Fault) -> str:
-    """Error message for an invalid value that was found on the devices, without the number of its batch."""
-    return message(valid[fault.valid], fault.row, (fault.column,) if fault.column else (), fault.value)
-
-
 def is_recognizable(model: Model, out: Output) -> bool:
     """Whether the output is one of a function, with a loss whose labels are unknown."""
     return model.symbol is None and out.loss is not None and (out.task, out.class_axis, out.label_range) == (None,) * 3
 
 
-# ------------------------------------------------------------------------------------------------ on the host
 def check_model_labels(model: Model, arrays: Mapping[str, Any], plan: Plan, not_indices: set[str] | None = None) -> None:
     """Raise a ValueError if a label is not a class index of its output, or outside the range of labels of its loss.
 
@@ -117,8 +94,7 @@ def check_model_labels(model: Model, arrays: Mapping[str, Any], plan: Plan, not_
 class BatchLabels:
     """Check the labels, and the row indices of tables, of every batch of a stream; the message names the batch and the epoch.
 
-    Rows without weight are not checked.  jax arrays are not checked either: reading them would make the host wait for the
-    devices.
+    Rows without weight are not checked.  Arrays on the devices are read by the thread of the batches.
 
     Args:
         model: the `Model` whose outputs and labels are checked.
@@ -138,12 +114,12 @@ class BatchLabels:
             self._plan = plan_of(self.model, batch.inputs)
         indices = {lookup.name for lookup in self._plan.lookups}
         names = self._names | indices
-        arrays = {k: np.asarray(v) for k, v in batch.inputs.items() if k in names and not isinstance(v, jax.Array)}
+        arrays, *weights = on_host(Batch({k: v for k, v in batch.inputs.items() if k in names}, *batch[1:]))
         if not arrays:
             return
         axes = self.model.batch_axes
         arrays = {k: np.moveaxis(v, axes.get(k, 0) or 0, 0) if k in indices else v for k, v in arrays.items()}
-        weights = [np.asarray(w) > 0 for w in batch[1:] if w is not None]
+        weights = [np.asarray(w) > 0 for w in weights if w is not None]
         if weights and not np.any(weights, axis=0).all():
             used = np.any(weights, axis=0)  # (rows,)
             if not used.any():

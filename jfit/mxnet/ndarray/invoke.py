@@ -98,14 +98,9 @@ def run(call: Call, arrays: Sequence[Any], kind: Any = MutableArray) -> list[Any
         arrays = active.policy.cast_arrays(call.op, call.params, [_mutable(a) for a in arrays], cast)
     tape = mode.tape
     if tape is not None:
-        tracked, others = False, False
         for array in arrays:
-            if not isinstance(array, MutableArray):
-                others = True
-            elif array._entry is not None or array._grad_req is not None:
-                tracked = True
-        if tracked:
-            return tape.record(call, [_mutable(a) for a in arrays] if others else arrays, kind)
+            if isinstance(array, MutableArray) and (array._entry is not None or array._grad_req is not None):
+                return tape.record(call, arrays, kind)
     values, in_numpy = [jax.random.key_data(keys.next_key())] if call.is_random else [], False
     for array in arrays:  # a loop: Python 3.11 calls a function for each comprehension, which is slower
         value = array.value if isinstance(array, MutableArray) else as_array(array)
@@ -127,6 +122,10 @@ def _results(program: Callable[..., Any], call: Call, values: list[Any], kind: A
     except jax.errors.JaxRuntimeError:  # of Python code of the user that the program called
         with translated():
             raise
+    return _wrapped(outputs, kind)
+
+
+def _wrapped(outputs: Sequence[Any], kind: Any) -> list[Any]:
     results = []
     for output in outputs:  # `kind(output)`, without looking at the type of the output
         results.append(result := _new(kind))
@@ -191,7 +190,7 @@ def with_number(name: str, array: Any, scalar: Any, kind: Any = MutableArray) ->
             return mode.tape.record(operator_call(lookup(name), params), [array], kind)[0]
         # an array, so that the same program is used for every number
         dtype = np.int32 if isinstance(number, numbers.Integral) else np.float32
-        return mode.tape.record(_number_call(name), [array, MutableArray(np.asarray(number, dtype))], kind)[0]
+        return mode.tape.record(_number_call(name), [array, np.asarray(number, dtype)], kind)[0]
     array = on_device(array)
     fn = _numpy_function(name, [array])
     if fn is not None:  # a number is rounded to JAX's default dtype first, as an argument of a compiled function is
@@ -258,8 +257,7 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
     random = op.needs_rng
 
     def call(*args: Any, out: Any = None, name: str | None = None, **kwargs: Any) -> Any:
-        arrays: Sequence[Any] = args
-        prepared = None if kwargs or random else known.get(len(args))
+        prepared = None if kwargs or random or out is not None else known.get(len(args))
         if prepared is not None and mode.tape is None and active.policy is None:
             values = []  # the usual case of what follows, in less time
             for array in args:
@@ -267,9 +265,18 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
                     break
                 values.append(value)
             else:
-                cls = getattr(args[0], "_kind", kind) if args else kind
-                results = _results(prepared.run[mode.training], prepared, values, cls)
-                return results[0] if out is None and len(results) == 1 else _write_out(results, out)
+                try:
+                    outputs = prepared.run[mode.training](*values)
+                except Exception:
+                    pass  # `run` below meets the same error, and explains it
+                else:
+                    cls = getattr(args[0], "_kind", kind) if args else kind
+                    if len(outputs) > 1:
+                        return _wrapped(outputs, cls)
+                    result = _new(cls)
+                    result.value = outputs[0]
+                    return result
+        arrays: Sequence[Any] = args
         for array in args:
             if not isinstance(array, MutableArray):
                 arrays = [a for a in args if isinstance(a, MutableArray)]

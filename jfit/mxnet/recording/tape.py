@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jfit.mxnet import keys
+from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.recording.calls import Call
 from jfit.mxnet.recording.plan import Plan
 from jfit.mxnet.recording.steps import MAX_STEPS, Step
@@ -20,8 +21,9 @@ from jfit.mxnet.recording.steps import MAX_STEPS, Step
 class Mode(threading.local):
     """Whether this thread computes in training mode, and what it records to (None: it does not record)."""
 
-    training = False
-    tape: Tape | None = None
+    def __init__(self) -> None:
+        self.training = False
+        self.tape: Tape | None = None
 
 
 mode = Mode()
@@ -69,7 +71,10 @@ class Tape:
         """
         inputs, made = [], []
         for array in arrays:
-            entry = array._entry
+            try:
+                entry = array._entry
+            except AttributeError:  # it is no NDArray
+                array, entry = MutableArray(array), None
             inputs.append(entry[1] if entry is not None and entry[0] is self else self._leaf(array))
         key = call, mode.training, (*inputs,)
         step = self.step.next.get(key) or self.step.operation(key, [self.specs[slot] for slot in inputs])
