@@ -42,10 +42,7 @@ def entropy_threshold(hist: Any, edges: Any, levels: int = 255) -> tuple[np.ndar
     """
     hist, edges = np.asarray(hist, np.int64), np.asarray(edges, np.float32)
     if hist.size % 2 == 0 or hist.size < levels or edges.size != hist.size + 1:
-        raise ValueError(
-            f"hist has {hist.size} bins and hist_edges {edges.size} edges; needed: an odd number of bins, at least {levels}, "
-            "and one edge more"
-        )
+        raise ValueError(f"hist has {hist.size} bins, hist_edges {edges.size}; needed: an odd number >= {levels}, and one more")
     center, sums = hist.size // 2, np.concatenate([[0], np.cumsum(hist)])
     reaches = np.arange(levels // 2, center + 1)  # bins on each side of 0 within the threshold
     divergences = np.array([_divergence(hist, sums, center - r, center + r + 1, levels) for r in reaches], np.float32)

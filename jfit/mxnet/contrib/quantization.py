@@ -14,10 +14,12 @@ ranges of their outputs on data.  `quantize_net` does the same to a gluon block.
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,11 +35,6 @@ from jfit.mxnet.ndarray_classes import Module
 from jfit.mxnet.symbol import Symbol
 from jfit.ops import lookup
 from jfit.ops.calibration import entropy_threshold
-
-__all__ = [
-    "calib_graph", "combine_histogram", "quantize_graph", "quantize_model", "quantize_model_mkldnn", "quantize_net",
-    "quantize_net_v2",
-]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ graphs
 # Operator -> its form on integers, without the prefix `_contrib_quantized_`.
@@ -55,28 +52,26 @@ _LIMITS: dict[str, Callable[[Any], bool]] = {
 _LAYERS = {"Convolution", "FullyConnected"}  # what "smart" quantizes always, and other operators between two of them
 _SUMS = {*_LAYERS, "elemwise_add", "elemwise_mul"}  # operators whose integers have 32 bits
 _FLOAT_INPUTS = {"BatchNorm": (1, 2), "Embedding": (0,)}
-_UNCALIBRATED = ("_contrib_quantize_v2", "_contrib_requantize")  # operators whose range is that of their input
-# Operators whose outputs have no names in MXNet, only numbers; the others are those that begin with a capital letter.
-_UNNAMED = {"BlockGrad", "CTCLoss", "Cast", "Embedding", "Flatten", "Reshape"} | {
-    f"{kind}RegressionOutput" for kind in ("Linear", "Logistic", "MAE")
-}
-_NAMED = {"elemwise_add", "im2col", "softmax", "softmin"}
+# Outputs of operators with a capital letter have names in MXNet, others have numbers; for these it is the reverse.
+_REVERSED = {
+    "BlockGrad", "CTCLoss", "Cast", "Embedding", "Flatten", "LinearRegressionOutput", "LogisticRegressionOutput",
+    "MAERegressionOutput", "Reshape", "elemwise_add", "im2col", "softmax", "softmin",
+}  # fmt: skip
+
+
+def _op(node: Node) -> str:
+    return "" if node.op is None else node.op.name
 
 
 def _planned(order: Sequence[Node], names: Sequence[str], operators: Sequence[str], mode: str) -> set[Node]:
     """Return the nodes to quantize: all with a form on integers, or with mode "smart" layers and what is between layers."""
-
-    def possible(node: Node) -> bool:
-        op = "" if node.op is None else node.op.name
-        allowed = op in _FORMS and node.name not in names and op not in operators
-        return allowed and (op not in _LIMITS or _LIMITS[op](node.params))
-
-    able = [node for node in order if possible(node)]
+    able = [n for n in order if _op(n) in _FORMS and n.name not in names and _op(n) not in operators]
+    able = [n for n in able if _LIMITS.get(_op(n), lambda params: True)(n.params)]
     if mode == "full":
         return set(able)
     if mode != "smart":
         raise MXNetError(f"quantize_mode is {mode!r}, expected 'full' or 'smart'")
-    after = {n for n in able if n.op is not None and n.op.name in _LAYERS}
+    after = {n for n in able if _op(n) in _LAYERS}
     before = set(after)
     for node in able:
         if any(e.node in after for e in node.inputs):
@@ -95,29 +90,28 @@ def _quantize_symbol(
     plan = _planned(order, names, operators, mode)
     new: dict[Node, Node] = {}
     floats: dict[Entry, Entry] = {}
-    integers: dict[Entry, tuple[Entry, Entry, Entry]] = {}
+    integers: dict[Entry, list[Entry]] = {}  # the integers, and the two ends of their range
 
-    def made(op: str, name: str, inputs: Sequence[Entry], attrs: Mapping[str, str]) -> tuple[Entry, Entry, Entry]:
-        node = Node(lookup(op), name, attrs, tuple(inputs))
-        return Entry(node, 0), Entry(node, 1), Entry(node, 2)
+    def made(op: str, name: str, inputs: Sequence[Entry], attrs: Mapping[str, str]) -> list[Entry]:
+        node = Node(lookup(f"_contrib_{op}"), name, attrs, tuple(inputs))
+        return [Entry(node, i) for i in range(3)]
 
     def as_float(entry: Entry) -> Entry:
         if entry not in floats:
-            source = new[entry.node]
-            floats[entry] = Entry(source, entry.index)
             if entry.node in plan:
-                floats[entry] = made("_contrib_dequantize", f"{entry.node.name}_dequantize", integers[entry], {})[0]
+                floats[entry] = made("dequantize", f"{entry.node.name}_dequantize", integers[entry], {})[0]
+            else:
+                floats[entry] = Entry(new[entry.node], entry.index)
         return floats[entry]
 
-    def as_integer(entry: Entry) -> tuple[Entry, Entry, Entry]:
+    def as_integer(entry: Entry) -> list[Entry]:
         if entry not in integers:
             node = entry.node
+            name = f"{node.name}{_suffix(entry)}_quantize"
             if node.op is None and node.name in params:
-                variables = [Node(None, f"{node.name}_quantize{end}", {}) for end in ("", "_min", "_max")]
-                integers[entry] = Entry(variables[0], 0), Entry(variables[1], 0), Entry(variables[2], 0)
+                integers[entry] = [Entry(Node(None, name + end, {}), 0) for end in ("", "_min", "_max")]
             else:
-                name = f"{node.name}{_suffix(entry)}_quantize"
-                integers[entry] = made("_contrib_quantize_v2", name, [as_float(entry)], {"out_type": dtype})
+                integers[entry] = made("quantize_v2", name, [as_float(entry)], {"out_type": dtype})
         return integers[entry]
 
     for node in order:
@@ -125,34 +119,35 @@ def _quantize_symbol(
             inputs = tuple(as_float(e) for e in node.inputs)
             new[node] = node if inputs == node.inputs else node.rebuilt(inputs)
             continue
-        assert node.op is not None
-        kept = _FLOAT_INPUTS.get(node.op.name, ())
+        kept = _FLOAT_INPUTS.get(_op(node), ())
         arrays, states = node.inputs[: node.num_inputs], node.inputs[node.num_inputs :]
-        triples = [(as_float(e),) if i in kept else as_integer(e) for i, e in enumerate(arrays)]
-        inputs = [t[0] for t in triples] + [end for t in triples for end in t[1:]] + [as_float(e) for e in states]
-        out = made(f"_contrib_quantized_{_FORMS[node.op.name]}", f"quantized_{node.name}", inputs, node.attrs)
-        if node.op.name in _SUMS:
-            out = made("_contrib_requantize", f"requantize_{node.name}", out, {"out_type": dtype})
+        triples = [[as_float(e)] if i in kept else as_integer(e) for i, e in enumerate(arrays)]
+        inputs = [*(t[0] for t in triples), *(end for t in triples for end in t[1:]), *map(as_float, states)]
+        out = made(f"quantized_{_FORMS[_op(node)]}", f"quantized_{node.name}", inputs, node.attrs)
+        if _op(node) in _SUMS:
+            out = made("requantize", f"requantize_{node.name}", out, {"out_type": dtype})
         integers[Entry(node, 0)] = out
-        new[node] = out[0].node
     heads = [as_float(h) for h in sym.heads]
     return type(sym)(heads), [name for node in topological(heads) if (name := _ranged(node))]
 
 
 def _suffix(entry: Entry) -> str:
     """Return what MXNet appends to the name of a node for one of its outputs: a name, or a number."""
-    if entry.node.op is None:
+    name = _op(entry.node)
+    if not name:
         return ""
-    op = entry.node.op.name.removeprefix("_contrib_")
-    named = op in _NAMED or (op[0].isupper() and op not in _UNNAMED)
+    named = name.removeprefix("_contrib_")[0].isupper() != (name in _REVERSED)
     return entry.node.output_suffix(entry.index) if named else f"_{entry.index}"
 
 
 def _ranged(node: Node) -> str | None:
     """Return the name of the float array that has the calibrated range of a node; None if it has no such range."""
-    if node.op is None or node.op.name not in (*_UNCALIBRATED, "_contrib_quantized_batch_norm"):
+    if _op(node) in ("_contrib_quantize_v2", "_contrib_requantize"):
+        source = node.inputs[0]
+    elif _op(node) == "_contrib_quantized_batch_norm":
+        source = Entry(node, 0)
+    else:
         return None
-    source = node.inputs[0] if node.op.name in _UNCALIBRATED else Entry(node, 0)
     return source.node.output_name(source.index).removeprefix("quantized_")
 
 
@@ -213,83 +208,52 @@ def combine_histogram(old_hist: Any, arr: Any, new_min: Any, new_max: Any, new_t
     return wide, edges, low, high, end
 
 
-class _Collector:
-    """Reads the arrays of a network by name, as a callback of a monitor."""
+class _LayerOutputMinMaxCollector:
+    """Collects the minimum and maximum of arrays in `min_max_dict`, as a callback of a monitor."""
 
-    def __init__(self, include_layer: Sequence[str] | None, logger: Any) -> None:
-        self.include_layer, self.logger = include_layer or (), logger
-
-    @property
-    def pattern(self) -> str:
-        """Regular expression of the names, with which monitors compute only these arrays."""
-        return f"(?:{'|'.join(map(re.escape, self.include_layer))})$"
+    def __init__(self, quantized_dtype: str, include_layer: Sequence[str] | None = None, logger: Any = None) -> None:
+        self.include_layer = include_layer or ()
+        self.pattern = f"(?:{'|'.join(map(re.escape, self.include_layer))})$"  # with which monitors compute only these arrays
+        self.min_max_dict: dict[str, Any] = {}
 
     def collect(self, name: str, arr: Any) -> None:
         """Add an array to what is known about arrays of this name."""
         if name in self.include_layer:
             values = arr.asnumpy()
             self._add(name, values, values.min(), values.max())
-            if self.logger:
-                self.logger.debug("Collected %s of shape %s", name, values.shape)
-
-    def _add(self, name: str, values: np.ndarray, low: Any, high: Any) -> None:
-        raise NotImplementedError
-
-
-class _LayerOutputMinMaxCollector(_Collector):
-    """Collects the minimum and maximum of arrays in `min_max_dict`."""
-
-    def __init__(self, quantized_dtype: str, include_layer: Sequence[str] | None = None, logger: Any = None) -> None:
-        super().__init__(include_layer, logger)
-        self.quantized_dtype, self.min_max_dict = quantized_dtype, {}
 
     def _add(self, name: str, values: np.ndarray, low: Any, high: Any) -> None:
         old = self.min_max_dict.get(name, (low, high))
         self.min_max_dict[name] = min(old[0], low), max(old[1], high)
 
 
-class _LayerHistogramCollector(_Collector):
+class _LayerHistogramCollector(_LayerOutputMinMaxCollector):
     """Collects histograms of arrays in `hist_dict`, in the form of `combine_histogram`."""
 
     def __init__(self, num_bins: int = 8001, include_layer: Sequence[str] | None = None, logger: Any = None) -> None:
-        super().__init__(include_layer, logger)
+        super().__init__("int8", include_layer)
         self.num_bins, self.hist_dict = num_bins, {}
 
     def _add(self, name: str, values: np.ndarray, low: Any, high: Any) -> None:
         size = float(max(abs(low), abs(high)))  # edges in double precision
-        if name in self.hist_dict:
-            self.hist_dict[name] = combine_histogram(self.hist_dict[name], values, low, high, size)
-        else:
-            self.hist_dict[name] = *np.histogram(values, self.num_bins, (-size, size)), low, high, size
+        old = self.hist_dict.get(name) or (*np.histogram((), self.num_bins, (-size, size)), low, high, size)
+        self.hist_dict[name] = combine_histogram(old, values, low, high, size)
 
 
-def _collector(mode: str, dtype: str, layers: list[str], own: Any, logger: Any) -> Any:
-    """Return the collector of a calibration mode, which MXNet calls "naive", "entropy" or "customize"."""
-    if mode == "entropy":
-        return _LayerHistogramCollector(include_layer=layers, logger=logger)
-    if mode == "naive":
-        return _LayerOutputMinMaxCollector(dtype, layers, logger)
-    if mode != "customize" or own is None:
-        raise ValueError(
-            f"calib_mode is {mode!r}, expected 'none', 'naive' or 'entropy', or 'customize' with a LayerOutputCollector"
-        )
-    return own
-
-
-def _run_collector(sym: Symbol, params: Any, labels: Any, ctx: Any, data: Any, collector: Any, most: Any, logger: Any) -> None:
-    """Call the collector for the arrays of a network in prediction mode, on the batches of `data`."""
-    module = Module(sym, [name for name, *_ in data.provide_data], labels, context=ctx)
-    module.bind(data.provide_data, data.provide_label or None, for_training=False)
+def _run_collector(
+    sym: Symbol, params: Any, shapes: Any, labels: Any, batches: Iterable[Any], collector: Any, most: int | None, ctx: Any
+) -> None:
+    """Call the collector for the arrays of a network in prediction mode; `shapes`: DataDesc of the inputs in `batches`."""
+    module = Module(sym, [d[0] for d in shapes], [d[0] for d in labels or ()], context=ctx)
+    module.bind(shapes, labels or None, for_training=False)
     module.set_params(*params)
     module._exec_group.execs[0].set_monitor_callback(collector.collect, monitor_all=True)
     examples = 0
-    for batch in data:
+    for batch in batches:
         module.forward(batch, is_train=False)
-        examples += data.batch_size
+        examples += len(batch.data[0])
         if most is not None and examples >= most:
             break
-    if logger:
-        logger.info("Collected the ranges of arrays from %d examples", examples)
 
 
 def _ranges(collector: Any, mode: str, dtype: str) -> dict[str, Any]:
@@ -304,43 +268,10 @@ def _ranges(collector: Any, mode: str, dtype: str) -> dict[str, Any]:
     return ranges
 
 
-class _Batches:
-    """The first arrays of each batch of a DataIter, DataLoader or list, as a DataIter of a network with these inputs."""
-
-    provide_label = None
-
-    def __init__(self, source: Any, names: Sequence[str]) -> None:
-        self._source, self._count = source, len(names)
-        first = _first_arrays(source)
-        self.provide_data = [DataDesc(n, a.shape, a.dtype) for n, a in zip(names, first, strict=False)]
-        self.batch_size = first[0].shape[0]
-
-    def __iter__(self) -> Iterator[DataBatch]:
-        return (DataBatch(_arrays(batch)[: self._count]) for batch in self._source)
-
-
-def _arrays(batch: Any) -> list[Any]:
-    batch = batch.data if isinstance(batch, DataBatch) else batch
-    return list(batch) if isinstance(batch, (list, tuple)) else [batch]
-
-
-def _first_arrays(source: Any) -> list[Any]:
-    """Return arrays of the shapes and dtypes of the first batch."""
-    return list(source.provide_data) if isinstance(source, DataIter) else _arrays(next(iter(source)))
-
-
 # ------------------------------------------------------------------------------------------------ networks
-def _check(**options: Any) -> None:
-    """Raise ValueError for an argument that no function here accepts."""
-    dtypes, sizes = ("int8", "uint8", "auto"), ("tensor-wise", "channel-wise")
-    for name, value in options.items():
-        choices = {"quantized_dtype": dtypes, "quantize_granularity": sizes}.get(name)
-        if choices and value not in choices:
-            raise ValueError(f"{name} is {value!r}, expected {' or '.join(map(repr, choices))}")
-        if name == "ctx" and not isinstance(value, Context):
-            raise ValueError(f"ctx is one context, got {value!r}")
-        if name.startswith("excluded") and not isinstance(value, (list, type(None))):
-            raise ValueError(f"{name} is a list of names, got {type(value).__name__}")
+def _check_choice(name: str, value: str, *choices: str) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}, expected {' or '.join(map(repr, choices))}")
 
 
 def quantize_graph(
@@ -369,7 +300,7 @@ def quantize_graph(
             they are between two of those.
         quantize_granularity: "tensor-wise"; "channel-wise" does the same, as in MXNet for operators that are not fused.
         LayerOutputCollector: an object with a method `collect(name, array)` and a dict `min_max_dict`, for "customize".
-        logger: a logger, or None.
+        logger: not used.
 
     Returns:
         (graph, parameters, auxiliary states, collector, which is None without calibration).
@@ -383,15 +314,22 @@ def quantize_graph(
         >>> quantize_graph(net, {"fc_weight": mx.nd.ones((2, 3))}, {}, calib_mode="naive")[3].include_layer
         ['data', 'fc_output']
     """
-    _check(
-        excluded_sym_names=excluded_sym_names, excluded_op_names=excluded_op_names, ctx=cpu() if ctx is None else ctx,
-        quantized_dtype=quantized_dtype, quantize_granularity=quantize_granularity,
-    )  # fmt: skip
-    calibrated = calib_mode not in (None, "none")
-    operators = [*(excluded_op_names or ()), *(() if calibrated else ("BatchNorm",))]
-    params = set(arg_params)
-    result, layers = _quantize_symbol(sym, excluded_sym_names or (), operators, params, quantized_dtype, quantize_mode)
-    collector = _collector(calib_mode, quantized_dtype, layers, LayerOutputCollector, logger) if calibrated else None
+    for name, value in (("excluded_sym_names", excluded_sym_names), ("excluded_op_names", excluded_op_names)):
+        if not isinstance(value, (list, type(None))):
+            raise ValueError(f"{name} is a list of names, got {type(value).__name__}")
+    if not isinstance(ctx, (Context, type(None))):
+        raise ValueError(f"ctx is one context, got {ctx!r}")
+    _check_choice("quantized_dtype", quantized_dtype, "int8", "uint8", "auto")
+    _check_choice("quantize_granularity", quantize_granularity, "tensor-wise", "channel-wise")
+    mode = calib_mode or "none"
+    _check_choice("calib_mode", mode, "none", "naive", "entropy", *(() if LayerOutputCollector is None else ("customize",)))
+    operators = [*(excluded_op_names or ()), *(("BatchNorm",) if mode == "none" else ())]
+    result, layers = _quantize_symbol(sym, excluded_sym_names or (), operators, arg_params, quantized_dtype, quantize_mode)
+    collectors = {
+        "none": None, "naive": _LayerOutputMinMaxCollector(quantized_dtype, layers), "customize": LayerOutputCollector,
+        "entropy": _LayerHistogramCollector(include_layer=layers),
+    }  # fmt: skip
+    collector = collectors[mode]
     return result, _quantize_params(result, arg_params), aux_params, collector
 
 
@@ -418,9 +356,9 @@ def calib_graph(
     Example:
         >>> graph = calib_graph(graph, arg_params, aux_params, collector, "naive")[0]  # doctest: +SKIP
     """
-    if calib_mode not in ("naive", "entropy", "customize"):
-        raise ValueError(f"calib_mode is {calib_mode!r}, expected 'naive', 'entropy' or 'customize'")
-    return _with_ranges(qsym, _ranges(collector, calib_mode, quantized_dtype)), _quantize_params(qsym, arg_params), aux_params
+    _check_choice("calib_mode", str(calib_mode), "naive", "entropy", "customize")
+    ranges = _ranges(collector, str(calib_mode), quantized_dtype)
+    return _with_ranges(qsym, ranges), _quantize_params(qsym, arg_params), aux_params
 
 
 def quantize_model(
@@ -436,13 +374,13 @@ def quantize_model(
         sym: the graph.
         arg_params: parameters, NDArrays by name.
         aux_params: auxiliary states, NDArrays by name.
-        data_names: not used: the names are those of `calib_data`.
-        label_names: names of the labels.
+        data_names, label_names: not used: the names are those of `calib_data`.
         ctx: where the float network runs on `calib_data`; default: the CPU.
         calib_data: DataIter.
         num_calib_examples: number of examples after which the calibration ends; default: all.
-        excluded_sym_names, excluded_op_names, calib_mode, quantized_dtype, quantize_mode, quantize_granularity, logger: as in
+        excluded_sym_names, excluded_op_names, calib_mode, quantized_dtype, quantize_mode, quantize_granularity: as in
             `quantize_graph`.
+        logger: not used.
 
     Returns:
         (graph, parameters, auxiliary states).
@@ -454,37 +392,30 @@ def quantize_model(
         >>> import jfit.mx as mx
         >>> net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="fc")
         >>> data = mx.io.NDArrayIter(np.float32([[1, 2, 3]]))
-        >>> options = {"label_names": None, "calib_mode": "naive", "calib_data": data}
-        >>> quantized = quantize_model(net, {"fc_weight": mx.nd.ones((2, 3))}, {}, **options)[0]
+        >>> quantized = quantize_model(net, {"fc_weight": mx.nd.ones((2, 3))}, {}, calib_mode="naive", calib_data=data)[0]
         >>> quantized.attr_dict()["requantize_fc"]["max_calib_range"]
         '6.000000'
     """
     if calib_mode not in (None, "none") and not isinstance(calib_data, DataIter):
         raise ValueError(f"calib_data is {type(calib_data).__name__}; calib_mode {calib_mode!r} needs a DataIter")
-    ctx = cpu() if ctx is None else ctx
     result, params, _, collector = quantize_graph(
         sym, arg_params, aux_params, ctx, excluded_sym_names, excluded_op_names, calib_mode, quantized_dtype, quantize_mode,
-        quantize_granularity, None, logger,
+        quantize_granularity,
     )  # fmt: skip
     if collector is None:
         return result, params, aux_params
-    _run_collector(sym, (arg_params, aux_params), label_names, ctx, calib_data, collector, num_calib_examples, logger)
+    data: Any = calib_data
+    _run_collector(
+        sym, (arg_params, aux_params), data.provide_data, data.provide_label, data, collector, num_calib_examples, ctx
+    )
     return calib_graph(result, arg_params, aux_params, collector, calib_mode, quantized_dtype)
 
 
-def quantize_model_mkldnn(
-    sym: Symbol, arg_params: dict[str, Any], aux_params: dict[str, Any], *args: Any, ctx: Any = None,
-    quantized_dtype: str = "int8", **options: Any,
-) -> tuple[Symbol, dict[str, Any], dict[str, Any]]:  # fmt: skip
+def quantize_model_mkldnn(*args: Any, **options: Any) -> tuple[Symbol, dict[str, Any], dict[str, Any]]:
     """`quantize_model` on a CPU: the same plain operators, always on int8.
 
     Args:
-        sym: the graph.
-        arg_params: parameters, NDArrays by name.
-        aux_params: auxiliary states, NDArrays by name.
-        args, options: further arguments of `quantize_model`.
-        ctx: a CPU, where the float network runs on `calib_data`.
-        quantized_dtype: not used.
+        args, options: the arguments of `quantize_model`.
 
     Returns:
         (graph, parameters, auxiliary states).
@@ -495,9 +426,11 @@ def quantize_model_mkldnn(
     Example:
         >>> quantize_model_mkldnn(net, arg_params, aux_params, calib_mode="none")  # doctest: +SKIP
     """
-    if ctx is not None and getattr(ctx, "device_type", "") != "cpu":
+    values = inspect.signature(quantize_model).bind(*args, **options).arguments
+    ctx = values.get("ctx") or cpu()
+    if getattr(ctx, "device_type", "") != "cpu":
         raise ValueError(f"quantize_model_mkldnn is for one CPU, got ctx {ctx!r}; call quantize_model")
-    return quantize_model(sym, arg_params, aux_params, *args, ctx=ctx, **options)
+    return quantize_model(**{**values, "quantized_dtype": "int8"})
 
 
 def quantize_net_v2(
@@ -521,13 +454,14 @@ def quantize_net_v2(
         data_shapes: DataDesc of the inputs, if there is no `calib_data`.
         num_calib_examples: number of examples after which the calibration ends; default: all.
         ctx: where the calibration runs, and the parameters of the new block are; default: the CPU.
-        quantize_mode, quantize_granularity, calib_mode, LayerOutputCollector, logger: as in `quantize_graph`.
+        quantize_mode, quantize_granularity, calib_mode, LayerOutputCollector: as in `quantize_graph`.
+        logger: not used.
 
     Returns:
         SymbolBlock.
 
     Raises:
-        ValueError: neither shapes nor data, no data for a calibration, or see `quantize_graph`.
+        ValueError: no data, or see `quantize_graph`.
 
     Example:
         >>> import jfit.mx as mx
@@ -537,31 +471,36 @@ def quantize_net_v2(
         >>> quantize_net_v2(net, calib_data=[x], calib_mode="naive")(x).round().asnumpy().tolist()
         [[6.0, 6.0]]
     """
-    _check(quantized_dtype=quantized_dtype)
-    if calib_data is None and not data_shapes:
-        raise ValueError("data_shapes are needed where there is no calib_data")
+    _check_choice("quantized_dtype", quantized_dtype, "int8", "uint8", "auto")
+    if calib_data is None and (not data_shapes or calib_mode not in (None, "none")):
+        raise ValueError("calib_data are needed; without calibration, data_shapes are enough")
     network.hybridize()
-    first = (data_shapes or _first_arrays(calib_data))[: len(network._call_arguments().inputs)]
-    network(*[zeros(x.shape) for x in first])
+    batches = iter(() if calib_data is None else calib_data)
+    first = [_arrays(batch) for batch in itertools.islice(batches, 1)]
+    network(*[zeros(x.shape) for x in (data_shapes or first[0])[: len(network._call_arguments().inputs)]])
     inputs, sym = network._cached_graph
-    params = {name: p.list_data()[0] for name, p in network.collect_params().items()}
+    known = network.collect_params()
+    params = {name: known[name].list_data()[0] for name in sym.list_inputs() if name in known}
     aux = {name: params.pop(name) for name in sym.list_auxiliary_states()}
     parts = exclude_layers_match or ()
     excluded = [*(exclude_layers or ()), *(n.name for n in sym.nodes() if any(part in n.name for part in parts))]
-    ctx = cpu() if ctx is None else ctx
     result, values, _, collector = quantize_graph(
         sym, params, aux, ctx, excluded, exclude_operators, calib_mode, "int8", quantize_mode, quantize_granularity,
-        LayerOutputCollector, logger,
+        LayerOutputCollector,
     )  # fmt: skip
     if collector is not None:
-        if calib_data is None:
-            raise ValueError(f"calib_mode {calib_mode!r} needs calib_data")
-        data = _Batches(calib_data, [v.name for v in inputs])
-        _run_collector(sym, (params, aux), None, ctx, data, collector, num_calib_examples, logger)
+        shapes = [DataDesc(v.name, x.shape, x.dtype) for v, x in zip(inputs, first[0], strict=False)]
+        data = (DataBatch(arrays[: len(inputs)]) for arrays in itertools.chain(first, map(_arrays, batches)))
+        _run_collector(sym, (params, aux), shapes, None, data, collector, num_calib_examples, ctx)
         result, values, _ = calib_graph(result, params, aux, collector, calib_mode)
     block = SymbolBlock(result, inputs)
-    block.collect_params().load_dict({**values, **aux}, ctx, cast_dtype=True, dtype_source="saved")
+    block.collect_params().load_dict({**values, **aux}, ctx or cpu(), cast_dtype=True, dtype_source="saved")
     return block
+
+
+def _arrays(batch: Any) -> list[Any]:
+    batch = batch.data if isinstance(batch, DataBatch) else batch
+    return list(batch) if isinstance(batch, (list, tuple)) else [batch]
 
 
 def quantize_net(network: HybridBlock, *args: Any, **options: Any) -> SymbolBlock:
