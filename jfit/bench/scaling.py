@@ -34,9 +34,7 @@ PROBE = "import jax, json; print(json.dumps([jax.devices()[0].platform, jax.devi
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m jfit.bench scaling", description="How training scales over devices.")
     parser.add_argument(
-        "--devices",
-        type=_counts,
-        help="numbers of devices, of each process with --processes (default: 1,2,4,8; there: 1)",
+        "--devices", type=_counts, help="numbers of devices, of each process with --processes (default: 1,2,4,8; there: 1)"
     )
     parser.add_argument(
         "--processes", type=_counts, help="numbers of processes, separated by commas; each with the numbers of --devices"
@@ -58,7 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for the processes of a row (default: 1800)")
     parser.add_argument("--before", type=Path, help="JSON file of an earlier measurement, whose rows come first in the table")
     parser.add_argument("--json", help="write the results to this file, or '-': to the standard output instead of a table")
-    parser.add_argument("--plot", help="draw samples per second and efficiency into this image file")
     return parser
 
 
@@ -168,9 +165,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         todo = requests(options, distributed.num_processes() if in_job else None)
         results = json.loads(options.before.read_text())["results"] if options.before else []
-        for path in (options.json, options.plot) if distributed.is_main() else ():
-            if path not in (None, "-"):
-                Path(path).open("ab").close()  # an error now, and not after the measurement
+        if options.json not in (None, "-") and distributed.is_main():
+            Path(options.json).open("ab").close()  # an error now, and not after the measurement
     except (OSError, ValueError, KeyError) as error:
         parser.error(f"{error}; nothing was measured")
     probe = [sys.executable, "-c", PROBE]
@@ -235,5 +231,3 @@ def _write(options: argparse.Namespace, results: list[dict[str, Any]], where: di
     print(document if options.json == "-" else report.markdown(title, results, where))
     if options.json and options.json != "-":
         Path(options.json).write_text(document)
-    if options.plot:
-        report.plot(title, results, Path(options.plot))

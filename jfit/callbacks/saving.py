@@ -9,7 +9,6 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,32 +139,22 @@ class Saver:
         split: bool,
         every: Every = EPOCH,
     ) -> None:
-        self._passed, self.keep, self.background_bytes, self.split = directory, keep, background_bytes, split
+        self.directory = os.path.abspath(directory)  # the current directory may change meanwhile
+        self.keep, self.background_bytes, self.split = keep, background_bytes, split
         self.every, self.failed, self.alone = every, False, False
-        self._home: str | None = None  # current directory when training began
         self._in_flight: _InFlight | None = None
         self._state_of_run: Any = None
         self._outer: BaseException | None = None  # the exception that was being handled when training began
         self._together = False  # whether all processes of a job wait for the write and raise its error
 
-    @property
-    def directory(self) -> str | os.PathLike[str]:
-        """The folder as it was passed; its absolute path if the current directory has changed since training began."""
-        if self._home is None or os.path.isabs(self._passed):
-            return self._passed
-        with suppress(OSError):
-            if os.getcwd() == self._home:
-                return self._passed
-        return os.path.join(self._home, self._passed)
-
     def on(self, event: Event, state: Any) -> Any:
-        with activity.Doing(activity.SAVING, f"saving a checkpoint in {self._passed}"):
+        with activity.Doing(activity.SAVING, f"saving a checkpoint in {self.directory}"):
             return self._on(event, state)
 
     def _on(self, event: Event, state: Any) -> Any:
         self._state_of_run = state
         if event.kind == "fit_start":
-            self.failed, self.alone, self._home, self._outer = False, False, os.getcwd(), sys.exception()
+            self.failed, self.alone, self._outer = False, False, sys.exception()
             from_main(lambda: locks.acquire(self.directory, event.run), "locking the folder of checkpoints")
             _check_states(event)
             return state
@@ -275,7 +264,6 @@ class Saver:
             return after
         limit = None if self.split else self.background_bytes
         if limit is not None and prepared.nbytes >= limit and event.kind != "fit_end":
-            prepared = prepared._replace(path=prepared.path.absolute())  # the current directory may change meanwhile
             prepared.record["meta"] = json.loads(json.dumps(prepared.record["meta"]))  # callbacks may change states in place
             self._in_flight = _InFlight(event.step, before, BackgroundWrite(functools.partial(_write, prepared, state)))
             return after

@@ -222,11 +222,7 @@ def resumed(saved: Saved, like: TrainState) -> tuple[TrainState, str]:
     return state, f"checkpoint {saved.folder} {problem}."
 
 
-def set_aside(
-    directory: str | os.PathLike[str],
-    *,
-    after: int = -1,
-) -> Path | None:
+def set_aside(directory: str | os.PathLike[str], *, after: int = -1) -> Path | None:
     """Move the checkpoints of an earlier run to the subfolder `earlier-1`, or `earlier-2`, ... if that exists.
 
     They are never deleted; a log line has the number of these folders, their size, and the command that deletes them.

@@ -553,13 +553,7 @@ class InferenceModel:
         ValueError: `params` is None and the model has no parameters.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        params: Any,
-        aux: Any,
-        **options: Any,
-    ) -> None:
+    def __init__(self, model: Any, params: Any, aux: Any, **options: Any) -> None:
         check_entry("jfit.score or jfit.predict", several=True)
         model, params, aux = split_trained(model, params, aux)
         names = ("loss", "loss_weights", "loss_per_batch", "gather_outputs", "row_axes")

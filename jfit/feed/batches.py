@@ -394,9 +394,4 @@ class DeviceBatches:
                 parts.append(slices[:, np.arange(layout.padded_size // layout.devices) % slices.shape[1]].reshape(1, -1))
         table = np.concatenate(parts)  # (batches, padded_size)
         numbers = place(np.asarray([first, size, layout.last_size], np.int32), self.devices)
-        return {
-            "arrays": self.arrays,
-            "weight": self.weight,
-            "order": place_order(table, self.devices),
-            "numbers": numbers,
-        }
+        return {"arrays": self.arrays, "weight": self.weight, "order": place_order(table, self.devices), "numbers": numbers}

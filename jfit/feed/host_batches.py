@@ -15,14 +15,7 @@ from jfit.data.batch import on_host, pad_rows, rows, wrapped_rows
 from jfit.data.prefetch import Patience, Prefetch
 from jfit.data.valid import check_values, valid_indices
 from jfit.distributed import rank
-from jfit.feed.batch_sizes import (
-    BatchSizes,
-    announce_size,
-    announce_varying,
-    depends_on_parts,
-    multiple,
-    unpaddable_message,
-)
+from jfit.feed.batch_sizes import BatchSizes, announce_size, announce_varying, depends_on_parts, multiple, unpaddable_message
 from jfit.feed.batches import to_batch_axes
 from jfit.feed.job_batches import StreamAgreement, StreamBatch, copied, fewer_message
 from jfit.lowering.coupling import warn_per_device

@@ -81,27 +81,12 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str | Callable[[Bin
         >>> atomic_write(tempfile.mkdtemp() + "/note.txt", "new").read_text()
         'new'
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path, _TMP)
-    _ACTIVE.add(temporary.name)
-    try:
-        with open(temporary, "xb") as file:
-            if callable(data):
-                data(file)
-            else:
-                file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    finally:
-        _ACTIVE.discard(temporary.name)
-    _sync_folder(path.parent)
-    return path
+    with atomic_path(path) as temporary, open(temporary, "xb") as file:
+        if callable(data):
+            data(file)
+        else:
+            file.write(data.encode() if isinstance(data, str) else data)
+    return Path(path)
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:

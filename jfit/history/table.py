@@ -45,11 +45,7 @@ class History:
     """
 
     def __init__(
-        self,
-        epochs: Iterable[Row] = (),
-        points: Iterable[Row] = (),
-        steps: Iterable[Row] = (),
-        evaluations: Iterable[Row] = (),
+        self, epochs: Iterable[Row] = (), points: Iterable[Row] = (), steps: Iterable[Row] = (), evaluations: Iterable[Row] = ()
     ):
         tables = {"epochs": epochs, "points": points, "steps": steps, "evaluations": evaluations}
         self._tables: dict[str, list[Row]] = {name: [dict(row) for row in rows] for name, rows in tables.items()}

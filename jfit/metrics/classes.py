@@ -11,17 +11,7 @@ from jax import Array, lax
 
 from jfit.checks import one_of
 from jfit.metrics.confusion import count_each, counts
-from jfit.metrics.core import (
-    Metric,
-    add_counted,
-    add_up,
-    computed,
-    kahan,
-    like,
-    ratio,
-    xp,
-    zero_mean,
-)
+from jfit.metrics.core import Metric, add_counted, add_up, computed, kahan, like, ratio, xp, zero_mean
 from jfit.metrics.targets import for_classes, with_ignored
 from jfit.programs import made
 

@@ -13,20 +13,7 @@ import numpy as np
 from jax import Array
 
 from jfit.checks import one_of
-from jfit.metrics.core import (
-    Arrays,
-    Metric,
-    Weights,
-    added,
-    each_row,
-    exact,
-    like,
-    needs_size,
-    pairs,
-    total,
-    xp,
-    zero_sums,
-)
+from jfit.metrics.core import Arrays, Metric, Weights, added, each_row, exact, like, needs_size, pairs, total, xp, zero_sums
 from jfit.metrics.targets import for_classes
 from jfit.programs import made
 

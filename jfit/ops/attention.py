@@ -90,10 +90,7 @@ def selfatt_qk(ctx, attrs, projections):
 
 
 @operator(
-    "_contrib_interleaved_matmul_selfatt_valatt",
-    inputs=("queries_keys_values", "attention"),
-    attrs=HEADS,
-    rows=_attended_rows,
+    "_contrib_interleaved_matmul_selfatt_valatt", inputs=("queries_keys_values", "attention"), attrs=HEADS, rows=_attended_rows
 )
 def selfatt_valatt(ctx, attrs, projections, attention):
     """y = attention V, heads concatenated on the last axis; V is the value part of queries_keys_values.

@@ -114,12 +114,7 @@ def _scaled_gradient_jvp(scale, primals, tangents):
     return primals[0], tangents[0] * jnp.asarray(scale, tangents[0].dtype)
 
 
-@operator(
-    "_contrib_gradientmultiplier",
-    attrs={"scalar": number(1.0), "is_int": flag(True)},
-    fill=same_shape,
-    layout="any",
-)
+@operator("_contrib_gradientmultiplier", attrs={"scalar": number(1.0), "is_int": flag(True)}, fill=same_shape, layout="any")
 def gradientmultiplier(ctx, attrs, data):
     """y = x; the gradient is multiplied by scalar (gradient reversal if it is negative)."""
     return _scaled_gradient(attrs.scalar, data) if jnp.issubdtype(data.dtype, jnp.floating) else data

@@ -59,15 +59,7 @@ def full(ctx, attrs):
     return jnp.full(attrs.shape, attrs.value, dtype_of(attrs.dtype))
 
 
-@operator(
-    "_arange",
-    attrs={
-        "start": number(),
-        "stop": maybe_number(None),
-        **RANGE,
-    },
-    **RECORD,
-)
+@operator("_arange", attrs={"start": number(), "stop": maybe_number(None), **RANGE}, **RECORD)
 def arange(ctx, attrs):
     """y = start, start + step, ... below stop, each repeated `repeat` times; without stop the range is [0, start)."""
     if attrs.infer_range:
@@ -111,13 +103,7 @@ def eye(ctx, attrs):
 
 @operator(
     "_linspace",
-    attrs={
-        "start": number(),
-        "stop": maybe_number(None),
-        "num": integer(50),
-        "endpoint": flag(True),
-        **RANGE,
-    },
+    attrs={"start": number(), "stop": maybe_number(None), "num": integer(50), "endpoint": flag(True), **RANGE},
     **RECORD,
 )
 def linspace(ctx, attrs):

@@ -144,13 +144,7 @@ def hard_sigmoid(ctx, attrs, data):
     return jnp.where(line <= 0, jnp.zeros_like(line), jnp.where(line >= 1, jnp.ones_like(line), line))
 
 
-@operator(
-    "clip",
-    attrs={"a_min": number(), "a_max": number()},
-    aliases=("_sparse_clip",),
-    fill=same_shape,
-    layout="any",
-)
+@operator("clip", attrs={"a_min": number(), "a_max": number()}, aliases=("_sparse_clip",), fill=same_shape, layout="any")
 def clip(ctx, attrs, data):
     """y = min(max(x, a_min), a_max); the gradient is 1 for a_min <= x <= a_max, else 0."""
     if not jnp.issubdtype(data.dtype, jnp.floating):
@@ -253,21 +247,6 @@ def truth(test: Callable[..., Array]) -> Callable[..., Array]:
     return lambda lhs, rhs: test(lhs, rhs).astype(lhs.dtype)
 
 
-def both(lhs: Array, rhs: Any) -> Array:
-    """Return True where both are nonzero."""
-    return (lhs != 0) & (jnp.asarray(rhs) != 0)
-
-
-def either(lhs: Array, rhs: Any) -> Array:
-    """Return True where at least one is nonzero."""
-    return (lhs != 0) | (jnp.asarray(rhs) != 0)
-
-
-def one_of_two(lhs: Array, rhs: Any) -> Array:
-    """Return True where exactly one is nonzero."""
-    return (lhs != 0) ^ (jnp.asarray(rhs) != 0)
-
-
 def _divide(lhs: Array, rhs: Array) -> Array:
     return (lhs / rhs).astype(lhs.dtype)
 
@@ -298,9 +277,9 @@ PAIR_TABLE: list[tuple[str, Callable[[Array, Array], Array], str]] = [
     ("greater_equal", truth(python.ge), "y = 1 where lhs ≥ rhs, else 0."),
     ("lesser", truth(python.lt), "y = 1 where lhs < rhs, else 0."),
     ("lesser_equal", truth(python.le), "y = 1 where lhs ≤ rhs, else 0."),
-    ("logical_and", truth(both), "y = 1 where lhs and rhs are nonzero, else 0."),
-    ("logical_or", truth(either), "y = 1 where lhs or rhs is nonzero, else 0."),
-    ("logical_xor", truth(one_of_two), "y = 1 where exactly one of lhs and rhs is nonzero, else 0."),
+    ("logical_and", truth(jnp.logical_and), "y = 1 where lhs and rhs are nonzero, else 0."),
+    ("logical_or", truth(jnp.logical_or), "y = 1 where lhs or rhs is nonzero, else 0."),
+    ("logical_xor", truth(jnp.logical_xor), "y = 1 where exactly one of lhs and rhs is nonzero, else 0."),
 ]
 BROADCAST: dict[str, Callable[..., Array]] = {}  # operator on two arrays with broadcasting -> its function
 WITH_NUMBER: dict[str, Callable[..., Array]] = {}  # operator on an array and a number -> its function

@@ -197,11 +197,7 @@ def trmm(ctx, attrs, matrix, other):
 def trsm(ctx, attrs, matrix, other):
     """Solve op(A) y = alpha B, or y op(A) = alpha B with rightside, for y; only one triangle of A (`lower`) is read."""
     y = lax.linalg.triangular_solve(
-        wide(matrix),
-        attrs.alpha * wide(other),
-        left_side=not attrs.rightside,
-        lower=attrs.lower,
-        transpose_a=attrs.transpose,
+        wide(matrix), attrs.alpha * wide(other), left_side=not attrs.rightside, lower=attrs.lower, transpose_a=attrs.transpose
     )
     return y.astype(other.dtype)
 

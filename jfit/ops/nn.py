@@ -80,11 +80,7 @@ _ACTIVATIONS = {
 
 
 @operator(
-    "Activation",
-    attrs={"act_type": choice(*sorted(_ACTIVATIONS))},
-    aliases=("_npx_activation",),
-    fill=same_shape,
-    layout="any",
+    "Activation", attrs={"act_type": choice(*sorted(_ACTIVATIONS))}, aliases=("_npx_activation",), fill=same_shape, layout="any"
 )
 def activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = f(x), where f is relu, sigmoid, tanh, softrelu (log(1 + eˣ)) or softsign (x / (1 + |x|))."""
@@ -221,11 +217,7 @@ def _embedding_rows(attrs, rows, shapes, outs):
     return [LOST if rows[1] is not None else rows[0]]
 
 
-EMBEDDING = {
-    "input_dim": integer(),
-    "output_dim": integer(),
-    "dtype": choice(*CAST_TO_NUMBERS, default="float32"),
-}
+EMBEDDING = {"input_dim": integer(), "output_dim": integer(), "dtype": choice(*CAST_TO_NUMBERS, default="float32")}
 
 
 def row_numbers(attrs: Attrs, data: Array) -> Array:

@@ -236,11 +236,7 @@ def _channels_of_images(attrs: Attrs, data: Shape) -> int:
 
 
 @operator(
-    "InstanceNorm",
-    attrs={"eps": number(0.00100000005)},
-    fill=_vectors(_channels_of_images),
-    rows=batch_rows,
-    layout="channels",
+    "InstanceNorm", attrs={"eps": number(0.00100000005)}, fill=_vectors(_channels_of_images), rows=batch_rows, layout="channels"
 )
 def instance_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -> Array:
     """y = γ (x - μ) / √(σ² + ε) + β, with μ and σ² per row and channel; γ and β are (channels,), channels on axis 1."""

@@ -306,12 +306,7 @@ def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
     return ids.astype(dtype_of("int64")), tries.astype(dtype_of("int64"))
 
 
-@operator(
-    "_shuffle",
-    aliases=("shuffle",),
-    rows=unmixed(lambda attrs, ndim: (0,)),
-    needs_rng=True,
-)
+@operator("_shuffle", aliases=("shuffle",), rows=unmixed(lambda attrs, ndim: (0,)), needs_rng=True)
 def shuffle(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y[i] = x[π(i)] along the first axis, π a random permutation; it has the true gradient (MXNet has none here)."""
     order = ctx.random(lambda key, size: jax.random.permutation(key, data.shape[0]), (data.shape[0],), which=None)

@@ -163,10 +163,7 @@ def moments(ctx, attrs, data):
 
 @operator(
     "cumsum",
-    attrs={
-        "axis": maybe_integer(None),
-        "dtype": maybe_choice("float16", "float32", "float64", "int32", "int64", "int8"),
-    },
+    attrs={"axis": maybe_integer(None), "dtype": maybe_choice("float16", "float32", "float64", "int32", "int64", "int8")},
     types=cast_types,
     aliases=("_np_cumsum",),  # the name that MXNet writes into files
     rows=unmixed(axis_or_all),
@@ -246,12 +243,7 @@ def histogram(ctx, attrs, data, bins=None):
     return jnp.zeros((count + 1,), dtype_of("int64")).at[at].add(1)[:-1], bins
 
 
-@operator(
-    "_contrib_getnnz",
-    attrs={"axis": maybe_integer(None)},
-    types=fixed_types("int64"),
-    rows=reduced(axis_or_all),
-)
+@operator("_contrib_getnnz", attrs={"axis": maybe_integer(None)}, types=fixed_types("int64"), rows=reduced(axis_or_all))
 def getnnz(ctx, attrs, data):
     """y = number of nonzero entries of a matrix, in total or along an axis."""
     axis = None if attrs.axis is None else normalize_axis(attrs.axis, data.ndim)

@@ -38,11 +38,7 @@ def _affine_grid(attrs: Attrs, theta: Array, coordinates: Callable[[int], np.nda
     return jnp.stack([parts[:, i, 0] * x + parts[:, i, 1] * y + parts[:, i, 2] for i in (0, 1)], axis=1)
 
 
-@operator(
-    "GridGenerator",
-    attrs={"transform_type": choice("affine", "warp"), "target_shape": shape((0, 0))},
-    rows=batch_rows,
-)
+@operator("GridGenerator", attrs={"transform_type": choice("affine", "warp"), "target_shape": shape((0, 0))}, rows=batch_rows)
 def grid_generator(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = θ (x, y, 1)ᵀ on an even grid in [-1, 1] (affine); or pixel coordinates plus the flow x, scaled to [-1, 1] (warp)."""
     wide = data.astype(accumulating(data.dtype))

@@ -148,11 +148,7 @@ def slice_(ctx, attrs, data):
     return data[slices(attrs)]
 
 
-@operator(
-    "slice_axis",
-    attrs={"axis": integer(), "begin": integer(), "end": maybe_integer()},
-    rows=same_size_rows,
-)
+@operator("slice_axis", attrs={"axis": integer(), "begin": integer(), "end": maybe_integer()}, rows=same_size_rows)
 def slice_axis(ctx, attrs, data):
     """y = x[begin:end] along one axis; end None is the end of the axis."""
     axis = normalize_axis(attrs.axis, data.ndim)

@@ -28,12 +28,7 @@ def _order(data: Array, axis: int, ascending: bool) -> Array:
     return size - 1 - jnp.flip(jnp.argsort(jnp.flip(data, axis), axis, stable=True), axis)
 
 
-@operator(
-    "sort",
-    outputs=("output0",),
-    attrs={"axis": maybe_integer(-1), "is_ascend": flag(True)},
-    rows=unmixed(axis_or_all),
-)
+@operator("sort", outputs=("output0",), attrs={"axis": maybe_integer(-1), "is_ascend": flag(True)}, rows=unmixed(axis_or_all))
 def sort(ctx, attrs, data):
     """y = x sorted along the axis; the gradient of each entry goes to its original position."""
     data, axis = _flat_if_no_axis(attrs, data)

@@ -262,11 +262,7 @@ def shared_sums(
 
 
 def gradients_of(
-    settings: GradientSettings,
-    params: tuple[Params, Params],
-    state: TrainState,
-    shard: BatchShard,
-    axis_name: Axis,
+    settings: GradientSettings, params: tuple[Params, Params], state: TrainState, shard: BatchShard, axis_name: Axis
 ) -> tuple[Params, Aux, Sums]:
     """Compute gradients for the rows of one device, summed over rows and micro-batches.
 

@@ -6,10 +6,7 @@ constant, so the whole run needs one compilation; losses are read from the devic
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import html
-import io
 import itertools
 import math
 from collections.abc import Callable, Generator, Mapping
@@ -141,19 +138,6 @@ class RateRange:
         end = {"end": "", "diverged": ", diverged there"}.get(self.stopped, f", {self.stopped}")
         return f"<lr_find: {len(self)} steps, rates {self._rate_text(0)} to {self._rate_text(-1)}{end}; suggestion: {best}>"
 
-    def _repr_html_(self) -> str:
-        text = f"<p><b>{html.escape(repr(self))}</b></p>"
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            return text
-        if not len(self):
-            return text
-        figure, file = Figure(figsize=(5.5, 3.4), layout="constrained"), io.BytesIO()
-        _draw(self, figure.subplots())
-        figure.savefig(file, format="png", dpi=100)
-        return f'{text}<img src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'
-
 
 def smooth(losses: Any, beta: float) -> np.ndarray:
     """Exponential moving average with bias correction: s_n / (1 - beta^n), s_n = beta s_{n-1} + (1 - beta) loss_n, s_0 = 0.
@@ -215,7 +199,7 @@ def lr_find(
             summed (reduce="psum").
 
     Returns:
-        A `RateRange` with `rates`, `losses`, `smoothed`, `suggestion`, `minimum` and `plot()`; notebooks show its curve.  After
+        A `RateRange` with `rates`, `losses`, `smoothed`, `suggestion`, `minimum` and `plot()`.  After
         Ctrl-C it contains the steps done so far.
 
     Raises:

@@ -106,12 +106,7 @@ class Verification:
 
 
 def verify(
-    directory: str | os.PathLike[str],
-    train_data: Any,
-    model: Any = None,
-    *,
-    steps: Iterable[int] | None = None,
-    **options: Any,
+    directory: str | os.PathLike[str], train_data: Any, model: Any = None, *, steps: Iterable[int] | None = None, **options: Any
 ) -> Verification:
     """Train again between the kept checkpoints of a run, and compare the bits of every array of the state.
 

@@ -151,7 +151,7 @@ def test_a_loss_that_never_falls_has_no_suggestion_and_can_be_plotted(tmp_path):
     rising = curve(np.linspace(1, 2, 20))
     with pytest.raises(ValueError, match="the loss never decreased in 20 steps, with rates from 1e-05 to 1; pass"):
         _ = rising.suggestion
-    assert "none, the loss never decreased" in repr(rising) and "<img" in rising._repr_html_()
+    assert "none, the loss never decreased" in repr(rising)
     rising.plot(tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000
 
@@ -162,13 +162,11 @@ def test_the_curve_has_a_logarithmic_axis_and_marks_the_suggestion():
     assert axis.get_xscale() == "log" and axis.get_xlabel() == "learning rate"
     marked = [line for line in axis.lines if "suggestion" in str(line.get_label())]
     assert marked[0].get_xdata()[0] == seen.suggestion
-    assert "data:image/png;base64," in seen._repr_html_()
 
 
-def test_without_matplotlib_the_html_has_no_figure_and_plot_raises(monkeypatch):
+def test_without_matplotlib_or_steps_plot_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     seen = curve(np.linspace(2, 1, 20))
-    assert "<img" not in seen._repr_html_() and "suggestion" in seen._repr_html_()
     with pytest.raises(ImportError, match="lr_find: plot needs matplotlib"):
         seen.plot("a.png")
     with pytest.raises(ValueError, match="nothing to plot"):

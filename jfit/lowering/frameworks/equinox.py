@@ -42,13 +42,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     axis: Hashable = next((norm.axis_name for norm in _norms(eqx)(net)), "batch")
 
     def apply(
-        params: Any,
-        *inputs: Any,
-        row_ids: Any,
-        key: Any = None,
-        train: bool = False,
-        aux: Any = None,
-        axis_name: Any = None,
+        params: Any, *inputs: Any, row_ids: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None
     ) -> Any:
         model = eqx.nn.inference_mode(eqx.combine(params, static), not train)
         if axis_name is not None:

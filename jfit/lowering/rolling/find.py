@@ -24,11 +24,7 @@ Item = Node | Block
 
 
 def schedule(
-    order: Sequence[Node],
-    inputs: Collection[str],
-    excluded: Collection[int],
-    convolutions: bool,
-    heads: Sequence[Entry] = (),
+    order: Sequence[Node], inputs: Collection[str], excluded: Collection[int], convolutions: bool, heads: Sequence[Entry] = ()
 ) -> list[Item]:
     """Replace the repeated blocks of a graph.
 

@@ -12,13 +12,14 @@ import numpy as np
 
 from jfit.graph import html
 from jfit.graph.drawing import aligned
+from jfit.history.plots import new_axes, save_figure
 from jfit.history.table import History
 from jfit.parallel import place
 from jfit.run import Run
-from jfit.tools.sweep.coordinates import draw_coordinates
 from jfit.tools.sweep.rules import ranking
 
 _MOST_SHOWN = 30  # rows of the table as text or HTML
+_LOG_RATIO = 30  # a plot has a logarithmic axis if the largest number is so many times the smallest one
 
 
 class Member:
@@ -225,7 +226,7 @@ class Sweep(Sequence[Member]):
         return pandas.DataFrame(self.table)
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Plot parallel coordinates with matplotlib: a line per member through its settings and its score.
+        """Plot the scores of the members over each setting that differs, with matplotlib.
 
         Args:
             path: image file to write.  Default: no file.
@@ -237,7 +238,20 @@ class Sweep(Sequence[Member]):
             ValueError: there are no members.
             ImportError: matplotlib is not installed.
         """
-        return draw_coordinates([m.settings for m in self], [m.score for m in self], self.monitor, path)
+        if not self._members:
+            raise ValueError("sweep: nothing to plot, because the sweep has no members")
+        values = {name: [m.settings.get(name) for m in self] for name in dict.fromkeys(n for m in self for n in m.settings)}
+        differing = {name: column for name, column in values.items() if len(set(map(repr, column))) > 1}
+        figure, axes = new_axes("sweep", max(len(differing), 1), path, None)
+        for axis, (name, column) in zip(axes, differing.items(), strict=False):
+            numbers: list[Any] = [v for v in column if isinstance(v, int | float | np.number) and not isinstance(v, bool)]
+            all_numbers = len(numbers) == len(column)
+            axis.plot(numbers if all_numbers else [str(v) for v in column], [m.score for m in self], "o")
+            if all_numbers and 0 < _LOG_RATIO * min(numbers) <= max(numbers):
+                axis.set_xscale("log")
+            axis.set(xlabel=name, ylabel=self.monitor)
+        save_figure(figure, path)
+        return figure
 
     # -------------------------------------------------------------------------------- display
     def _columns(self) -> tuple[list[str], list[list[str]]]:
