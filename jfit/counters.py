@@ -283,10 +283,20 @@ def copy(tree: Any) -> Any:
         return jax.tree.map(_copied, tree)  # sync: as in `read`
 
 
+def is_key(value: Any) -> bool:
+    """Whether a value is an array of typed PRNG keys, which NumPy does not have."""
+    return jnp.issubdtype(getattr(value, "dtype", int), jax.dtypes.prng_key)
+
+
+def key_data(value: Any) -> Any:
+    """The numbers that typed PRNG keys consist of; other values unchanged."""
+    return jax.random.key_data(value) if is_key(value) else value
+
+
 def _copied(array: Any) -> Any:
     if not isinstance(array, jax.Array):
         return np.array(array, order="C")
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if is_key(array):
         return _on_host(array)
     # A second array of the same buffers: an array keeps the NumPy array that it was once converted to.
     shards = [shard.data for shard in array.addressable_shards]

@@ -342,10 +342,7 @@ def key_of_structure(*trees: Any) -> Key:
         (True, False)
     """
     leaves, structure = jax.tree.flatten(trees)
-    keys = [
-        jax.random.key_data(x) if jax.numpy.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key) else x for x in leaves
-    ]
-    arrays = {i: x for i, x in enumerate(keys) if isinstance(x, jax.Array | np.ndarray | np.generic)}
+    arrays = {i: x for i, x in enumerate(map(counters.key_data, leaves)) if isinstance(x, jax.Array | np.ndarray | np.generic)}
     if sum(x.nbytes for x in arrays.values()) > MAX_ARRAY_BYTES:
         return Key(ByIdentity(trees), False, ())
     contents = [(str(leaves[i].dtype), x.shape, x.tobytes()) for i, x in counters.read(arrays).items()]  # sync: before training

@@ -182,13 +182,7 @@ def _attention(net: Symbol, mask: Symbol, width: int, heads: int, name: str) -> 
     return sym.FullyConnected(mixed, num_hidden=width, flatten=False, name=f"{name}_project")
 
 
-MODELS: dict[str, Callable[[], Benchmark]] = {
-    "mlp": mlp,
-    "resnet20": resnet20,
-    "resnet50": resnet50,
-    "lstm": lstm,
-    "transformer": transformer,
-}
+MODELS: dict[str, Callable[[], Benchmark]] = {make.__name__: make for make in (mlp, resnet20, resnet50, lstm, transformer)}
 
 
 def load(name: str, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Benchmark:

@@ -1,8 +1,9 @@
-"""Table of the scaling benchmark."""
+"""Table and plot of the scaling benchmark."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -73,3 +74,26 @@ def markdown(title: str, results: Sequence[Row], machine: Mapping[str, Any]) -> 
             f"{share:.2f} is all that {most} devices can have."
         )
     return f"## {title}\n\n{note}\n\n{table}\n"
+
+
+def plot(title: str, results: Sequence[Row], path: Path) -> None:
+    """Draw samples per second over devices, with the line of perfect scaling, into an image file.
+
+    Args:
+        title: title of the figure.
+        results: rows of the table, one for each number of devices.
+        path: the file; its ending decides the format (png, svg, pdf).
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4))
+    axes = figure.add_subplot()
+    counts, speeds = [row["devices"] for row in results], [row["samples_per_s"] for row in results]
+    axes.plot(counts, speeds, "o-", label="measured")
+    axes.plot(counts, [speeds[0] * n / counts[0] for n in counts], "--", color="gray", label="perfect scaling")
+    axes.set(xlabel="devices", ylabel="samples/s", title=title)
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight")

@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for the processes of a row (default: 1800)")
     parser.add_argument("--before", type=Path, help="JSON file of an earlier measurement, whose rows come first in the table")
     parser.add_argument("--json", help="write the results to this file, or '-': to the standard output instead of a table")
+    parser.add_argument("--plot", help="draw samples per second and efficiency into this image file")
     return parser
 
 
@@ -165,8 +166,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         todo = requests(options, distributed.num_processes() if in_job else None)
         results = json.loads(options.before.read_text())["results"] if options.before else []
-        if options.json not in (None, "-") and distributed.is_main():
-            Path(options.json).open("ab").close()  # an error now, and not after the measurement
+        for path in (options.json, options.plot) if distributed.is_main() else ():
+            if path not in (None, "-"):
+                Path(path).open("ab").close()  # an error now, and not after the measurement
     except (OSError, ValueError, KeyError) as error:
         parser.error(f"{error}; nothing was measured")
     probe = [sys.executable, "-c", PROBE]
@@ -231,3 +233,5 @@ def _write(options: argparse.Namespace, results: list[dict[str, Any]], where: di
     print(document if options.json == "-" else report.markdown(title, results, where))
     if options.json and options.json != "-":
         Path(options.json).write_text(document)
+    if options.plot:
+        report.plot(title, results, Path(options.plot))

@@ -153,8 +153,7 @@ def _digests(leaves: Sequence[Array]) -> Array:
 
 
 def _digest(x: Array) -> Array:
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
+    x = counters.key_data(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([x.real, x.imag])
     if x.dtype == jnp.bool_ or jnp.issubdtype(x.dtype, jnp.int4) or jnp.issubdtype(x.dtype, jnp.uint4):

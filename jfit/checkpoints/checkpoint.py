@@ -48,6 +48,7 @@ from jfit.checkpoints.saved import (
 )
 from jfit.checkpoints.split import load_split, split_arrays
 from jfit.checkpoints.writing import Prepared, write
+from jfit.counters import is_key
 from jfit.distributed import is_main
 from jfit.formats.atomic import printable
 from jfit.formats.manifest import dump_sealed
@@ -422,10 +423,6 @@ def _step_of(state: Any) -> int:
     return int(step)
 
 
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _named_leaves(tree: Any) -> tuple[dict[str, Any], Any]:
     """Return ({key path, such as "params/fc1_weight": leaf}, treedef); the dict is in the order of the leaves."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -442,7 +439,7 @@ def arrays_of(state: Any, left_out: Collection[str] = ()) -> tuple[dict[str, np.
     arrays, keys = {}, {}
     leaves = {name: leaf for name, leaf in _named_leaves(state)[0].items() if name not in left_out}
     for name, leaf in leaves.items():
-        if _is_key(leaf):
+        if is_key(leaf):
             keys[name] = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
         array = np.asarray(leaf, order="C")

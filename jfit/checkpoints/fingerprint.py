@@ -304,7 +304,7 @@ def _walk(x: Any, add: Callable[[bytes], None], seen: dict[int, Any], depth: int
 def _parts(x: Any) -> list[Any]:
     """The values that decide what an object does."""
     if isinstance(x, (np.ndarray, np.generic, jax.Array)):
-        array = np.asarray(counters.read(_sampled(_plain(x))))  # sync: once per run
+        array = np.asarray(counters.read(_sampled(counters.key_data(x))))  # sync: once per run
         return [str(array.dtype), x.shape, array.tobytes() if array.dtype != object else ""]
     if isinstance(x, (types.BuiltinFunctionType, type, types.ModuleType)):
         return [getattr(x, "__module__", ""), getattr(x, "__qualname__", x.__name__)]
@@ -369,11 +369,6 @@ def _global_names(code: types.CodeType) -> list[str]:
     for constant in code.co_consts:
         names += _global_names(constant) if isinstance(constant, types.CodeType) else []
     return list(dict.fromkeys(names))
-
-
-def _plain(x: Any) -> Any:
-    is_key = isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(x) if is_key else x
 
 
 def _sampled(x: Any) -> Any:

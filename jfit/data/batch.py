@@ -291,8 +291,8 @@ def is_array(value: Any) -> bool:
 
 
 def is_mxnet_iter(value: Any) -> bool:
-    """Return whether a value has the interface of an MXNet DataIter: `provide_data`, `reset`, and `next` or `__next__`."""
-    return hasattr(value, "provide_data") and hasattr(value, "reset") and (hasattr(value, "next") or hasattr(value, "__next__"))
+    """Return whether a value has the interface of an MXNet DataIter: `provide_data`, `reset` and `__next__`."""
+    return all(hasattr(value, name) for name in ("provide_data", "reset", "__next__"))
 
 
 class Names(NamedTuple):

@@ -367,7 +367,7 @@ class StreamData:
 
     def _elements(self, iterator: Any) -> Iterator[Any]:
         """Yield the batches of an iterator; rows are collated to batches."""
-        elements = _steps(iterator)
+        elements = (element for element in iterator)  # closing it does not close the iterator
         if self.batch_size is None or is_mxnet_iter(iterator):
             return elements
         if self.by_rows is None:
@@ -473,19 +473,6 @@ def _put(owner: Any, position: Any) -> bool:
         problem = f"the saved position is damaged, or not of a {type(owner).__name__}"
         raise ValueError(f"{problem} ({type(error).__name__}: {error})") from error
     return True
-
-
-def _steps(iterator: Any) -> Iterator[Any]:
-    if hasattr(iterator, "__next__"):
-        for element in iterator:  # `yield from` would close the iterator when this generator is closed
-            yield element
-        return
-    while True:  # Python 2 style iterators have only next()
-        try:
-            element = iterator.next()
-        except StopIteration:
-            return
-        yield element
 
 
 def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

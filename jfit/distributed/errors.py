@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 # parts of the messages of collectives that end because another process is gone
-_GONE = (
-    "gloo",
-    "connection closed",
-    "connection reset",
-    "socket closed",
-    "broken pipe",
-    "unavailable:",
-    "nccl",
-    "coordination",
-)
+_GONE = ("gloo", "connection closed", "connection reset", "socket closed", "broken pipe", "unavailable:", "nccl")
+_GONE += ("coordination",)
 
 
 class JobError(RuntimeError):

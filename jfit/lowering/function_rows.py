@@ -69,7 +69,7 @@ class FunctionRows:
                 results += jax.tree.leaves(self.adapter.joint_loss(outputs, inputs, None, params, new_aux, separate=True))
             rows = [x for x in results if x.shape[:1] == (size,)]
             shared = [x for x in results if x.shape[:1] != (size,)]
-            return rows, [*shared, *([_plain(x) for x in new_aux.values()] if train else [])]
+            return rows, [*shared, *([counters.key_data(x) for x in new_aux.values()] if train else [])]
 
         return run
 
@@ -207,8 +207,3 @@ def _rows(layout: Layout, shape: tuple[int, ...], size: int) -> MaybeLayout:
     if shape[:1] == (size,):
         return batch_rows(size)
     return None if layout is None else LOST
-
-
-def _plain(x: jax.Array) -> jax.Array:
-    """Key data of typed PRNG keys, other arrays unchanged."""
-    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -119,23 +120,18 @@ def cut(order: Sequence[Node], devices: Mapping[int, Device]) -> list[list[Node]
     return stages
 
 
-@jax.tree_util.register_pytree_node_class
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["rows", "channels_last"])
+@dataclass
 class _Crossing:
     """A `Value` between two programs: the array is their argument or result, the rest is static."""
 
-    def __init__(self, array: Any, rows: Any, channels_last: bool) -> None:
-        self.array, self.static = array, (rows, channels_last)
-
-    def tree_flatten(self) -> tuple[tuple[Any], Any]:
-        return (self.array,), self.static
-
-    @classmethod
-    def tree_unflatten(cls, static: Any, children: tuple[Any]) -> _Crossing:
-        return cls(*children, *static)
+    array: Any
+    rows: Any = None
+    channels_last: bool = False
 
     def value(self) -> Value:
         """Return the `Value`."""
-        return Value(self.array, *self.static)
+        return Value(self.array, self.rows, self.channels_last)
 
 
 class _Stage(NamedTuple):
@@ -269,7 +265,7 @@ def make_grouped_apply(
         arrays = {**params, **aux, **inputs}
         shapes = tuple((n.name, tuple(np.shape(arrays[n.name]))) for n in variables if n.name in arrays)
         options = {"train": train, "size": size, "constants": constants(shapes, size), "policy": policy, "parts": count}
-        new_aux, crossing = dict(aux), {k: _Crossing(jnp.asarray(arrays[n]), None, False) for k, n in at_home.items()}
+        new_aux, crossing = dict(aux), {k: _Crossing(jnp.asarray(arrays[n])) for k, n in at_home.items()}
         for stage in stages:
             own = [{k: tree[k] for k in stage.variables if k in tree} for tree in (params, new_aux, inputs)]
             read = [crossing[_key(e)] for e in stage.reads]

@@ -23,7 +23,6 @@ def roc_auc(
     bins: int = 4096,
     average: str | None = "macro",
     logits: bool | None = None,
-    bound: bool = False,
     name: str = "roc_auc",
     weighted: bool = False,
 ) -> Metric:
@@ -40,7 +39,6 @@ def roc_auc(
         average: "macro": mean over the classes (those with a value); None: array with the value of each class.
         logits: whether the outputs are logits instead of probabilities (for two columns, their difference is used); None:
             probabilities, and for a model of a function what its loss says.
-        bound: also return `<name>_bound`, the upper bound of the error due to the bins.
         name: name of the value in logs and results.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
 
@@ -62,13 +60,13 @@ def roc_auc(
     one_of(("macro", None), **{"metric roc_auc: average": average})
 
     def fitted(targets: Any) -> Any:
-        make = lambda logits: roc_auc(num_classes, bins, average, logits, bound, name, weighted)  # noqa: E731
+        make = lambda logits: roc_auc(num_classes, bins, average, logits, name, weighted)  # noqa: E731
         return for_scores(make, name, targets, logits)
 
     if bins is None or bins < 2:
         raise ValueError(f"metric roc_auc: bins is {bins!r}; it must be a whole number from 2.")
     if num_classes is None:
-        make = lambda classes: roc_auc(classes, bins, average, logits, bound, name, weighted)  # noqa: E731
+        make = lambda classes: roc_auc(classes, bins, average, logits, name, weighted)  # noqa: E731
         return needs_size(name, make)._replace(fitted=fitted)
     curves = 1 if num_classes <= 2 else num_classes
     shape = (2, curves, bins + 1)  # positives, negatives; the last bin counts NaN scores
@@ -83,15 +81,13 @@ def roc_auc(
         return jnp.zeros(shape, each.dtype).at[kind, column, place].add(each)
 
     def compute(sums: Any) -> dict[str, Any]:
-        area, error = area_under(*(sums * 1.0))
-        result = {name: _averaged(area, average)}
-        return {**result, f"{name}_bound": _averaged(error, average)} if bound else result
+        return {name: _averaged(area_under(*(sums * 1.0)), average)}
 
     return counts(name, shape, pair, compute, weighted)._replace(fitted=fitted)
 
 
-def area_under(positives: Any, negatives: Any) -> tuple[Any, Any]:
-    """Return (area, upper bound of its error) of each ROC curve, arrays of shape (curves,).
+def area_under(positives: Any, negatives: Any) -> Any:
+    """Return the area under each ROC curve, an array of shape (curves,).
 
     Args:
         positives: number of rows of the class in each bin, shape (curves, bins + 1); bins are in order of increasing scores,
@@ -99,7 +95,7 @@ def area_under(positives: Any, negatives: Any) -> tuple[Any, Any]:
         negatives: number of all other rows in each bin, likewise.
 
     Example:
-        >>> area_under(np.array([[0.0, 1.0, 0.0]]), np.array([[1.0, 0.0, 0.0]]))[0].tolist()
+        >>> area_under(np.array([[0.0, 1.0, 0.0]]), np.array([[1.0, 0.0, 0.0]])).tolist()
         [1.0]
     """
     lib = xp(positives)
@@ -110,8 +106,7 @@ def area_under(positives: Any, negatives: Any) -> tuple[Any, Any]:
     known = (whole > 0) & ~unknown
     whole = lib.where(known, whole, 1.0)
     area = (positives * (below + 0.5 * negatives)).sum(axis=1) / whole
-    error = 0.5 * (positives * negatives).sum(axis=1) / whole
-    return lib.where(known, area, np.nan), lib.where(known, error, np.nan)
+    return lib.where(known, area, np.nan)
 
 
 def _averaged(values: Any, average: str | None) -> Any:

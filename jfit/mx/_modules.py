@@ -98,7 +98,7 @@ TABLE: dict[str, str | dict[str, str]] = {
     "monitor": {_ARRAYS: "Monitor"},
     "name": {"graph.scopes": "NameManager Prefix"},
     "ndarray.ndarray": {"mxnet.ndarray": "*", "graph.compose": "_STORAGE_TYPE_STR_TO_ID=STORAGE_TYPES"},
-    "onnx": {"mxnet.contrib.onnx": "export_model"},
+    "onnx": {"mxnet.contrib.onnx": "export_model get_operator_support"},
     "optimizer": {"mxnet.optimizer": "*", _ARRAYS: "Updater get_updater"},
     "recordio": {"mxnet.recordio": "IRHeader MXIndexedRecordIO MXRecordIO pack pack_img unpack unpack_img"},
     "registry": {"mxnet.registry": "*"},

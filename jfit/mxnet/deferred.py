@@ -71,6 +71,10 @@ class Deferred:
         assert self._outputs is not None
         return self._outputs
 
+    def read(self, number: int) -> jax.Array:
+        """Return one of the outputs, for an NDArray that has this source and number as `_later`."""
+        return self.outputs()[number]
+
     @property
     def is_forward(self) -> bool:
         """Whether this is a forward pass alone that is not computed yet."""
@@ -82,7 +86,7 @@ class Deferred:
         return self._outputs is not None
 
     @functools.cached_property
-    def shapes(self) -> Any:
+    def specs(self) -> Any:
         """Shapes and dtypes of the outputs, without computing them."""
         return jax.eval_shape(self._forward) if self._outputs is None and self._forward else self._outputs
 

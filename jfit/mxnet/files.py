@@ -19,16 +19,12 @@ from jfit.graph import load
 from jfit.mxnet.errors import translated
 from jfit.mxnet.mutable import as_array
 
+Given = Mapping[str, Any]
 Arrays = dict[str, np.ndarray]
 
 
 def save_checkpoint(
-    prefix: str,
-    epoch: int,
-    symbol: Any,
-    arg_params: Mapping[str, Any],
-    aux_params: Mapping[str, Any],
-    remove_amp_cast: bool = True,
+    prefix: str, epoch: int, symbol: Any, arg_params: Given, aux_params: Given, remove_amp_cast: bool = True
 ) -> None:
     """Write a graph to `prefix-symbol.json` and its parameters to `prefix-%04d.params`.
 
@@ -59,7 +55,7 @@ def save_checkpoint(
     logging.info('Saved checkpoint to "%s"', f"{prefix}-{epoch:04d}.params")
 
 
-def save_params(path: str, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
+def save_params(path: str, arg_params: Given, aux_params: Given) -> None:
     """Write parameters (as `arg:name`) and auxiliary states (as `aux:name`) to one file.
 
     Args:

@@ -100,11 +100,8 @@ class Initializer(BothSignatures):
 
     def _write(self, desc: str, arr: Any) -> None:
         if not isinstance(desc, InitDesc):
-            warnings.warn(
-                f"init({desc!r}, array) is deprecated, as in MXNet; call init(mx.init.InitDesc({desc!r}), array)",
-                DeprecationWarning,
-                stacklevel=3,
-            )
+            message = f"init({desc!r}, array) is deprecated, as in MXNet; call init(mx.init.InitDesc({desc!r}), array)"
+            warnings.warn(message, DeprecationWarning, stacklevel=3)
         else:
             if desc.global_init is None:
                 desc.global_init = self

@@ -64,7 +64,7 @@ class MutableArray:
     grad: Any = None  # where `mx.autograd` writes the gradient
     _grad_req: str | None = None  # "write" or "add": the array is a variable
     _entry: Any = None  # (tape, slot) if the array was recorded, see `jfit.mxnet.recording`
-    _later: Any = None  # (tape, `WaitingPass` or `OnHost`, number) if that makes the value when it is read, else None
+    _later: Any = None  # (tape, `WaitingPass`, `OnHost` or `Deferred`, number) if that makes the value when it is read
 
     def __init__(self, value: Any) -> None:
         self.value = as_array(value)

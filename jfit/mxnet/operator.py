@@ -313,15 +313,9 @@ class _PropHost:
         """Call `CustomOp.backward` on NumPy arrays; returns the gradients.  `ins`: the inputs, then the auxiliary states."""
         count, operator = len(self.arguments), self._operator(place, ins)
         zeros = [np.zeros(i.shape, i.dtype) if g is None else g for g, i in zip(grads, ins[:count], strict=True)]
-        in_grad = _ndarrays(zeros)
-        operator.backward(
-            req=["null" if g is None else "write" for g in grads],
-            out_grad=_ndarrays(heads),
-            in_data=_ndarrays(ins[:count]),
-            out_data=_ndarrays(outs),
-            in_grad=in_grad,
-            aux=_ndarrays(ins[count:]),
-        )
+        in_grad, req = _ndarrays(zeros), ["null" if g is None else "write" for g in grads]
+        others = {"out_grad": heads, "in_data": ins[:count], "out_data": outs, "aux": ins[count:]}
+        operator.backward(req=req, in_grad=in_grad, **{name: _ndarrays(arrays) for name, arrays in others.items()})
         return _values(in_grad)
 
 

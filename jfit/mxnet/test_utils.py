@@ -738,9 +738,8 @@ def check_symbolic_forward(
         expected = [expected[k] for k in sym.list_outputs()]
     outputs = sym.bind(check.ctx, check.args, aux_states=check.aux).forward(is_train=False)
     for name, value, output in zip(sym.list_outputs(), expected, outputs, strict=False):
-        assert_almost_equal(
-            value, output, *check.tolerances, names=(f"EXPECTED_{name}", f"FORWARD_{name}"), equal_nan=equal_nan
-        )
+        names = (f"EXPECTED_{name}", f"FORWARD_{name}")
+        assert_almost_equal(value, output, *check.tolerances, names=names, equal_nan=equal_nan)
     return outputs
 
 

@@ -56,13 +56,8 @@ _BELONGS = {
 # so that learning rates have multipliers, and they have these parameters besides optax's.
 _EXTRA = ("lr_mult", "multi_precision")
 _RATES = {"adadelta": 1.0}  # default learning rates where that of MXNet, which has another formula, makes no sense
-_TRACED = (
-    "momentum",
-    "eps",
-    "eps_root",
-    "weight_decay",
-    "trust_coefficient",
-)  # numbers that optax adds or multiplies as they are
+# numbers that optax adds or multiplies as they are
+_TRACED = ("momentum", "eps", "eps_root", "weight_decay", "trust_coefficient")
 # parameter of MXNet's optimizer -> of optax's
 _RENAMED: dict[Any, str] = {"beta1": "b1", "beta2": "b2", "epsilon": "eps", "wd": "weight_decay", "eta": "trust_coefficient"}
 _RENAMED |= {"wd_mult": "mask", ("rmsprop", "gamma1"): "decay", ("signum", "momentum"): "beta"}

@@ -821,20 +821,29 @@ def lamb(
     """
     clip = clipper(common.get("clip_gradient"))
     numbers = decay_rates(beta1, beta2, epsilon=epsilon, lower=lower_bound, upper=upper_bound)
-    above, below = bool(lower_bound), bool(upper_bound)
+    lower, upper = (numbers.lower if lower_bound else None), (numbers.upper if upper_bound else None)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
-        mean, var = m, v = moments(clip(g), slots, numbers)
-        if bias_correction:
-            m, v = m / one_minus_power(numbers.log1, ctx.t), v / one_minus_power(numbers.log2, ctx.t)
-        u = decayed(m / (jnp.sqrt(v) + numbers.epsilon), ctx.wd, w)
-        size, step_size = _norm(w), _norm(u)
-        size = jnp.maximum(size, numbers.lower) if above else size
-        size = jnp.minimum(size, numbers.upper) if below else size
-        is_zero = (size == 0) | (step_size == 0)  # False if a norm is NaN: the whole parameter becomes NaN, as in MXNet
-        return -ctx.lr * jnp.where(is_zero, 1.0, size / jnp.where(is_zero, 1.0, step_size)) * u, (mean, var)
+        u, averages = lamb_direction(clip(g), w, slots, numbers, ctx.t if bias_correction else None, ctx.wd)
+        return -ctx.lr * lamb_ratio(_norm(w), _norm(u), lower, upper) * u, averages
 
     return transformation(rule, ("mean", "var"), learning_rate, common, counted=True)
+
+
+def lamb_direction(g: Array, w: Array, slots: Slots, numbers: Constants, t: Any, wd: Any) -> tuple[Array, tuple[Array, Array]]:
+    """Return LAMB's step before it is scaled, and the new moving averages; `t`: number of the update, None: not corrected."""
+    mean, var = m, v = moments(g, slots, numbers)
+    if t is not None:
+        m, v = m / one_minus_power(numbers.log1, t), v / one_minus_power(numbers.log2, t)
+    return decayed(m / (jnp.sqrt(v) + numbers.epsilon), wd, w), (mean, var)
+
+
+def lamb_ratio(size: Array, step_size: Array, lower: Any, upper: Any) -> Array:
+    """Return the norm of the weight, between the bounds (None: no bound), divided by that of the step; 1 if one is 0."""
+    size = size if lower is None else jnp.maximum(size, lower)
+    size = size if upper is None else jnp.minimum(size, upper)
+    is_zero = (size == 0) | (step_size == 0)  # False if a norm is NaN: the whole parameter becomes NaN, as in MXNet
+    return jnp.where(is_zero, 1.0, size / jnp.where(is_zero, 1.0, step_size))
 
 
 @optimizer(wd_mult="lars")
@@ -904,7 +913,7 @@ def lars(
         rate = ctx.lr
         if _adapts(adapt, ctx.name):
             size, slope = _norm(w), _norm(g)
-            rate = rate * _ratio(numbers.eta * size, decayed(slope, ctx.wd, size) + numbers.eps, size, slope)
+            rate = rate * lars_ratio(size, slope, numbers.eta, ctx.wd, numbers.eps)
         step = -rate * decayed(clip(g), ctx.wd, w)
         if not slots:
             return step, ()
@@ -1037,7 +1046,12 @@ def _norm(x: Array) -> Array:
     return jnp.sqrt(jnp.sum(x * x))
 
 
+def lars_ratio(size: Array, slope: Array, eta: Any, wd: Any, eps: Any) -> Array:
+    """Return LARS's factor of the learning rate for the norms of a weight and of its gradient."""
+    return _ratio(eta * size, decayed(slope, wd, size) + eps, size, slope)
+
+
 def _ratio(above: Any, below: Any, *positive: Any) -> Any:
-    """Return above / below where all arrays in `positive` are above 0, else 1."""
-    good = jnp.stack([jnp.asarray(p > 0) for p in positive]).all()
+    """Return above / below where all arrays in `positive`, of one shape, are above 0, else 1."""
+    good = jnp.stack([jnp.asarray(p > 0) for p in positive]).all(0)
     return jnp.where(good, above / jnp.where(good, below, 1.0), 1.0)

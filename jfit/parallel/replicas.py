@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jfit import counters
 
@@ -24,14 +23,14 @@ def check_replicas(tree: Any) -> None:
         ValueError: two devices have different values.
 
     Example:
-        >>> import jax, jfit
+        >>> import jax, jfit, numpy as np
         >>> check_replicas(jfit.parallel.place({"w": np.ones(3)}, jax.local_device_count()))
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
             continue
         shards = leaf.addressable_shards
-        values = counters.read([_data(shard.data) for shard in shards])  # sync: a check that the caller asked for
+        values = counters.read([counters.key_data(shard.data) for shard in shards])  # sync: a check that the caller asked for
         first: dict[Any, int] = {}  # part of the array -> position of the first shard that has it
         for i, (shard, value) in enumerate(zip(shards, values, strict=True)):
             part = tuple((s.start, s.stop, s.step) if isinstance(s, slice) else s for s in shard.index)
@@ -41,15 +40,6 @@ def check_replicas(tree: Any) -> None:
                 problem = f"the replicas of {name} {leaf.shape} differ on {shards[j].device} and {shard.device}"
                 cause = "a function inside pmap or shard_map returned values of one device as replicated"
                 raise ValueError(f"{problem}: {cause}: reduce them with lax.psum or lax.pmean first")
-
-
-def _data(x: jax.Array) -> jax.Array:
-    return jax.random.key_data(x) if _is_key(x) else x
-
-
-def _is_key(x: jax.Array) -> bool:
-    """Whether an array has typed random keys, which have no bytes."""
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def shares_buffers(tree: Any, by_address: bool) -> bool:
@@ -65,7 +55,7 @@ def shares_buffers(tree: Any, by_address: bool) -> bool:
         if not isinstance(leaf, jax.Array) or not leaf.size:
             continue
         buffer: Any = id(leaf)
-        if by_address and not _is_key(leaf) and not leaf.is_deleted():
+        if by_address and not counters.is_key(leaf) and not leaf.is_deleted():
             data = leaf.addressable_shards[0].data
             buffer = data.device, data.unsafe_buffer_pointer()
         if buffer in seen:

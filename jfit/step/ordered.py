@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jfit.counters import is_key, key_data
 from jfit.lowering.model import Aux, Params
 from jfit.ops.axis import VirtualSlice
 from jfit.optim.rows import SparseRows
@@ -62,12 +63,8 @@ def slice_sums(
     tables = {k: g for k, g in gradients.items() if isinstance(g, SparseRows)}
     dense = {k: g for k, g in gradients.items() if k not in tables}
     added = dense, sums.rows, sums.shared, means, has_rows.astype(jnp.float32)
-    first = {k: _data(v) for k, v in aux.items() if k not in means}
+    first = {k: key_data(v) for k, v in aux.items() if k not in means}
     return SliceSums(added, tables, first, has_rows, jnp.bool_(sums.has_loss)), sums.outputs
-
-
-def _data(x: Array) -> Array:
-    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
 def _add(a: SliceSums, b: SliceSums) -> SliceSums:
@@ -157,7 +154,7 @@ def reduced(sums: SliceSums, state: TrainState) -> ShardPass:
     aux = {k: jnp.where(slices > 0, v / jnp.maximum(slices, 1).astype(v.dtype), state.aux[k]) for k, v in totals.items()}
     for name, value in sums.first.items():
         old = state.aux[name]
-        if jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+        if is_key(old):
             value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(old))
         aux[name] = jnp.where(sums.has_rows, value, old)
     gradients: Params = {**dense, **sums.tables}  # type: ignore[dict-item]

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jfit.counters import is_key
 from jfit.data.batch import parts_of
 from jfit.lowering.interpret import Interpretation, entry_name
 from jfit.lowering.model import Aux, Model, Params, joint_losses, loss_sums, objective, plan_of, weight_sum
@@ -206,7 +207,7 @@ class _Recorder:
 
     def __call__(self, point: Point, x: Any) -> Any:
         x = jnp.asarray(x)
-        if not x.size or jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or jnp.issubdtype(x.dtype, jnp.complexfloating):
+        if not x.size or is_key(x) or jnp.issubdtype(x.dtype, jnp.complexfloating):
             return x
         layout, stopped = point.rows if isinstance(point.rows, RowLayout) else None, lax.stop_gradient(x)
         present = jnp.ones((), bool)

@@ -52,18 +52,19 @@ def test_a_measurement_has_all_columns(small):
 
 
 @pytest.mark.slow
-def test_the_command_prints_a_table_and_writes_json(small, tmp_path):
-    written = tmp_path / "out.json"
+def test_the_command_prints_a_table_and_writes_json_and_a_plot(small, tmp_path):
+    pytest.importorskip("matplotlib")
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "png")}
     options = ["--model", small, "--shape", "data=3", "--devices", "1,2", "--reduce", "ordered", "--mode", "strong"]
-    options += ["--batch", "16", "--seconds", "0.01", "--rounds", "1", "--json", written]
-    command = [sys.executable, "-m", "jfit.bench", "scaling", *map(str, options)]
+    options += ["--batch", "16", "--seconds", "0.01", "--rounds", "1", "--json", files["json"]]
+    command = [sys.executable, "-m", "jfit.bench", "scaling", *map(str, options), "--plot", str(files["png"])]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "[2 of 2]" in result.stderr
-    rows = json.loads(written.read_text())["results"]
+    rows = json.loads(files["json"].read_text())["results"]
     assert [row["devices"] for row in rows] == [1, 2]
     assert rows[0]["digest"] == rows[1]["digest"]
-    assert result.stdout.startswith("## ")
+    assert result.stdout.startswith("## ") and files["png"].stat().st_size > 1000
 
 
 @pytest.fixture(scope="module")

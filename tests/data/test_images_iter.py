@@ -359,17 +359,22 @@ def test_a_task_of_many_rows_for_a_stopped_worker_does_not_block():
         pool.close()
 
 
-def test_a_wait_for_a_worker_is_logged_with_its_rows(monkeypatch, caplog):
-    monkeypatch.setattr(sys.modules["jfit.data.prefetch"], "LOG_SECONDS", 0.2)  # `jfit.data.prefetch` is a function, too
+def test_a_stopped_worker_is_named_and_continued_and_a_lost_one_is_an_error(monkeypatch, caplog):
+    for module in ("jfit.data.prefetch", "jfit.data.images.pool"):  # `jfit.data.prefetch` is a function, too
+        monkeypatch.setattr(sys.modules[module], "LOG_SECONDS", 0.2)
     pool = Pool(Job(str(TEN), None, 1, 0, Recipe((3, 16, 16))), 1, 4, 2)
     pid = pool.pids[0]
-    resume = threading.Timer(1, os.kill, (pid, signal.SIGCONT))
+    limit = threading.Timer(20, pool._workers[0].process.kill)  # fails instead of waiting for ever
+    limit.start()
     try:
         os.kill(pid, signal.SIGSTOP)
-        resume.start()
         pool.submit([(3, 0)] * 4, 0)
         assert pool.take()[0].shape == (4, 3, 16, 16)
         assert f"waiting for worker process {pid}, which decodes {TEN} (rows 3, 3, 3, 3), for 0 s" in caplog.text
+        monkeypatch.setattr("jfit.data.images.pool.LOST_SECONDS", 0.1)
+        with pytest.raises(RuntimeError, match=rf"process {pid}, which decodes {TEN} \(rows 3\), has given no sign for 0 s"):
+            pool._answer(pool._workers[0], [(3, 0)])  # it has no task, and does not answer
+        assert ended([pid])
     finally:
-        resume.join()
+        limit.cancel()
         pool.close()

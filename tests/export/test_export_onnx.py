@@ -1,5 +1,9 @@
-"""Export to ONNX: every converter against recorded MXNet cases in ONNX Runtime, dynamic batch sizes, unsupported operators."""
+"""Export to ONNX: every converter against recorded MXNet cases in ONNX Runtime, dynamic batch sizes, unsupported operators.
 
+What is exported is also read again by `mx.contrib.onnx`.
+"""
+
+import io
 import subprocess
 import sys
 import textwrap
@@ -13,6 +17,7 @@ from golden_ops import GOLDEN, assert_near, case_id, load_cases, spread_out
 from recorded_models import RECORDED, loaded, near
 
 import jfit
+import jfit.mx as mx
 from jfit.export import ExportError
 from jfit.export.nodes import CONVERTERS
 from jfit.graph.nodes import Entry, Node
@@ -33,6 +38,13 @@ def run(made, inputs):
     onnx.checker.check_model(made, full_check=True)
     session = runtime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, {i.name: inputs[i.name] for i in session.get_inputs()})
+
+
+def run_again(made, inputs):
+    """Outputs of an exported model that `mx.contrib.onnx` has read."""
+    symbol, args, aux = mx.contrib.onnx.import_model(io.BytesIO(made.SerializeToString()))
+    feeds = {k: mx.nd.array(v, dtype=v.dtype) for k, v in inputs.items() if k in symbol.list_arguments()}
+    return [o.asnumpy() for o in symbol.bind(mx.cpu(), {**args, **feeds}, aux_states=aux).forward()]
 
 
 # ------------------------------------------------------------------------------------------ recorded cases
@@ -66,8 +78,9 @@ def as_graph(case):
     return Symbol([Entry(node, i) for i in range(case["n_outputs"])]), list(order), list(slots)
 
 
+@pytest.mark.parametrize("runs", [run, pytest.param(run_again, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("case", "arrays"), spread_out(CASES, each=1), ids=case_id)
-def test_a_recorded_operator_gives_the_same_in_onnx_runtime(case, arrays):
+def test_a_recorded_operator_gives_the_same_in_onnx_runtime(case, arrays, runs):
     symbol, order, slots = as_graph(case)
     label = lookup(case["op"]).label
     kinds = dict(zip(order, slots, strict=True))
@@ -76,7 +89,7 @@ def test_a_recorded_operator_gives_the_same_in_onnx_runtime(case, arrays):
     aux = {n: arrays[f"aux/{n}"] for n in case["list_auxiliary_states"]}
     model = jfit.lower(symbol, inputs=[n for n in order if kinds[n] not in PARAMETERS])
     made = jfit.export.onnx(model, fed, params, aux, batch=None)
-    outs = run(made, {k: v.astype(jax.dtypes.canonicalize_dtype(v.dtype)) for k, v in fed.items()})
+    outs = runs(made, {k: v.astype(jax.dtypes.canonicalize_dtype(v.dtype)) for k, v in fed.items()})
     for i, out in enumerate(outs):
         if f"eval/{i}" not in (case.get("skip_compare") or ()):
             assert_near(f"{case['id']} {i}", out, arrays[f"eval/{i}"])
@@ -87,9 +100,10 @@ def test_a_recorded_operator_gives_the_same_in_onnx_runtime(case, arrays):
 def test_a_recorded_model_gives_the_same_in_onnx_runtime(name):
     about, model, params, aux, inputs, arrays = loaded(name)
     data = {k: np.asarray(v) for k, v in inputs.items() if k in model.inputs}
-    outs = run(jfit.export.onnx(model, data, params, aux), data)
-    for i, out in enumerate(outs):
-        near(f"eval/{i}", out, arrays[f"eval/{i}"], max(1e-4, 10 * about.get("eval_f32_vs_f64", 1e-5)))
+    made = jfit.export.onnx(model, data, params, aux)
+    for outs in (run(made, data), run_again(made, data)):
+        for i, out in enumerate(outs):
+            near(f"eval/{i}", out, arrays[f"eval/{i}"], max(1e-4, 10 * about.get("eval_f32_vs_f64", 1e-5)))
 
 
 # ------------------------------------------------------------------------------------------ open batch sizes
@@ -114,6 +128,8 @@ def agree(symbol, specs, rows=(1, 4), inputs=None, axes=None):
         for g, w in zip(got, want, strict=True):
             assert g.shape == w.shape and g.dtype == w.dtype, (count, g.shape, w.shape)
             np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5)
+    for g, w in zip(run_again(made, data), want, strict=True):
+        np.testing.assert_allclose(g, np.reshape(w, g.shape), rtol=1e-5, atol=1e-5)
     return made
 
 

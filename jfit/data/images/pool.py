@@ -9,6 +9,7 @@ import json
 import mmap
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,10 +24,11 @@ import numpy as np
 
 from jfit import interrupts
 from jfit.data.images.source import Job
-from jfit.data.prefetch import Patience
+from jfit.data.prefetch import LOG_SECONDS, Patience
 from jfit.formats.atomic import FormatError
 
 _WORKER = Path(__file__).with_name("worker.py")
+LOST_SECONDS = 600.0  # a worker that gives no sign for this long is lost; its part of a batch takes seconds at most
 _END_SECONDS = 1.0  # workers that are still alive this long after SIGTERM are killed
 _ENVIRONMENT = {
     # One thread per worker: the processes are the parallelism.
@@ -61,7 +63,7 @@ class Pool:
     """Worker processes that decode batches into slots of shared memory; batches are returned in the order of submission.
 
     The processes end on `close()`, when the last reference to this object is dropped, when the interpreter exits, or when the
-    parent process dies.  Ctrl-C interrupts only the parent.
+    parent process dies.  Ctrl-C interrupts only the parent.  Those that were stopped (SIGSTOP) are continued after a minute.
 
     Args:
         job: constant settings of the workers.
@@ -137,7 +139,7 @@ class Pool:
 
         Raises:
             FormatError: a record of the batch is damaged.
-            RuntimeError: a worker died; the pool is closed.
+            RuntimeError: a worker died, or gave no sign for `LOST_SECONDS`; the pool is closed.
         """
         slot, rows = self._pending.popleft()
         parts = zip(self._workers, self._parts, strict=True)
@@ -177,14 +179,24 @@ class Pool:
             raise RuntimeError(f"a worker that decodes {self.job.path} ended with {status}.") from None
 
     def _wait(self, worker: Worker, rows: RowOffsets) -> None:
-        """Wait until a worker that decodes `rows` answers or ends; raise at Ctrl-C."""
+        """Wait until a worker that decodes `rows` answers or ends; raise after `LOST_SECONDS` and at Ctrl-C."""
+        seconds, last = 0.0, time.monotonic()
         numbers = ", ".join(str(row) for row, _ in rows[:4]) + ", ..." * (len(rows) > 4)
-        where = f"{self.job.path} (rows {numbers})"
+        where = f"{self.job.path} (rows {numbers})" if rows else self.job.path
         patience = Patience(lambda _: f"worker process {worker.process.pid}, which decodes {where},")
-        started = time.monotonic()
         while not worker.pipe.poll(interrupts.WAIT_SECONDS):
             interrupts.check()
-            patience(0, time.monotonic() - started)
+            now = time.monotonic()
+            # a pause of this process, such as a suspended job, is no wait for the worker
+            seconds, last = seconds + min(now - last, 10 * interrupts.WAIT_SECONDS), now
+            patience(0, seconds)
+            if seconds >= LOG_SECONDS:
+                for each in self._workers:
+                    each.process.send_signal(signal.SIGCONT)  # no effect on a process that is only slow
+            if seconds >= LOST_SECONDS:
+                self.close()
+                silent = f"worker process {worker.process.pid}, which decodes {where}, has given no sign for {seconds:.0f} s"
+                raise RuntimeError(f"{silent}: its disk may not answer. Training can be resumed from the last checkpoint.")
 
 
 def _send(worker: Worker, message: Any) -> None:

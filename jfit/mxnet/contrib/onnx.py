@@ -1,13 +1,17 @@
-"""`mx.onnx` and `mx.contrib.onnx`: ONNX files of graphs, by `jfit.export.onnx`; and what of `mx.contrib` jfit does not have."""
+"""`mx.onnx` and `mx.contrib.onnx`: ONNX files of graphs, by `jfit.export.onnx`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from jfit.export import converters
 from jfit.export import onnx as export
+from jfit.mxnet.contrib.onnx_import import get_model_metadata as get_model_metadata
+from jfit.mxnet.contrib.onnx_import import import_model as import_model
+from jfit.mxnet.contrib.onnx_import import import_to_gluon as import_to_gluon
 from jfit.mxnet.ndarray.create import load as load_arrays
 from jfit.mxnet.symbol import load
 
@@ -59,18 +63,17 @@ def export_model(
     return onnx_file_path
 
 
-def _absent(name: str, remedy: str) -> Callable[..., NoReturn]:
-    def call(*args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"{name} is not supported: {remedy}.")
+def get_operator_support(opset_version: int | None = None) -> list[str]:
+    """Return the names of MXNet's operators that `export_model` can write.
 
-    call.__name__ = call.__qualname__ = name
-    error = f"NotImplementedError: {name} is not supported: {remedy}."
-    example = f"    >>> {name}()\n    Traceback (most recent call last):\n    ...\n    {error}"
-    call.__doc__ = f"Raise an error: {remedy}.\n\nArgs:\n    args, kwargs: not used.\n\nExample:\n{example}\n"
-    return call
+    Args:
+        opset_version: not used: files have opset 17.
 
+    Returns:
+        Names, sorted.
 
-_REMEDIES = {
-    "import_model import_to_gluon get_model_metadata": "convert the ONNX file with MXNet, and load its symbol and parameters",
-}
-globals().update({name: _absent(name, remedy) for names, remedy in _REMEDIES.items() for name in names.split()})
+    Example:
+        >>> "Convolution" in get_operator_support()
+        True
+    """
+    return converters()

@@ -26,11 +26,12 @@ from jfit.mxnet.groups import group_devices
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.binding import moving_aux, requests_of
 from jfit.mxnet.mutable import MutableArray, OnHost, as_input, is_constant
-from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.ndarray.array import NDArray, later
 from jfit.mxnet.ndarray.create import full
 from jfit.mxnet.ndarray.invoke import on_device
 
 __all__ = ["Executor"]
+Arrays = Sequence[Any]  # NDArrays; None as the gradient of an argument without one
 
 
 class Executor:
@@ -54,16 +55,9 @@ class Executor:
     """
 
     def __init__(
-        self,
-        symbol: Symbol,
-        ctx: Context,
-        args: Sequence[NDArray],
-        grads: Sequence[NDArray | None],
-        grad_req: Mapping[str, str],
-        aux: Sequence[NDArray],
-        group2ctx: Mapping[str, Any] | None = None,
+        self, symbol: Symbol, ctx: Any, args: Arrays, grads: Arrays, reqs: Mapping[str, str], aux: Arrays, group2ctx: Any = None
     ) -> None:
-        self._symbol, self._ctx, self._req = symbol, Context(ctx), dict(grad_req)
+        self._symbol, self._ctx, self._req = symbol, Context(ctx), dict(reqs)
         groups = group_devices(symbol, group2ctx, self._ctx.device)
         self._group2ctx, self._devices = group2ctx, variable_devices(symbol, groups, self._ctx.device) if groups else {}
         self.arg_arrays, self.grad_arrays, self.aux_arrays = list(args), list(grads), list(aux)
@@ -107,7 +101,7 @@ class Executor:
         train, arrays = bool(is_train), self._arrays()
         self._deferred = deferred = Deferred(functools.partial(self._run_forward, train, arrays, key))
         self._recorded = train, arrays, key
-        self._outputs = [Output(deferred, i) for i in range(len(self._symbol.heads))]
+        self._outputs = [later(deferred, i) for i in range(len(self._symbol.heads))]
         self._notify_monitor(lambda every: self._programs.monitor_forward(train, every)(*self._gathered(arrays), {}, key, 0, 0))
         return self.outputs
 
@@ -123,7 +117,7 @@ class Executor:
         """
         if self._deferred is None:
             deferred = Deferred(functools.partial(self._run_forward, False, self._arrays(), _fixed_key()))
-            return [Output(deferred, i) for i in range(len(self._symbol.heads))]
+            return [later(deferred, i) for i in range(len(self._symbol.heads))]
         return list(self._outputs)
 
     @property
@@ -311,41 +305,6 @@ class Executor:
     def debug_str(self) -> str:
         """Return a table of the graph's nodes as text."""
         return self._symbol.summary(**{n: b.shape for n, b in self.arg_dict.items()})
-
-
-class Output(NDArray):
-    """An output NDArray of a forward pass, computed when it is first read."""
-
-    __slots__ = ("_computed", "_index", "_source")
-
-    def __init__(self, source: Deferred, index: int) -> None:
-        self._source: Deferred | None = source
-        self._index, self._computed = index, None
-
-    @property
-    def value(self) -> Any:
-        """The values, computed at first use."""
-        if self._source is not None:
-            self.value = self._source.outputs()[self._index]
-        return self._computed
-
-    @value.setter
-    def value(self, new: Any) -> None:
-        self._computed, self._source = new, None
-
-    @property
-    def _spec(self) -> Any:
-        return self._computed if self._source is None else self._source.shapes[self._index]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of the axes; does not compute the values."""
-        return tuple(self._spec.shape)
-
-    @property
-    def dtype(self) -> Any:
-        """Element type as a NumPy scalar type; does not compute the values."""
-        return np.dtype(self._spec.dtype).type
 
 
 def _full(head: Any, output: Any) -> Any:

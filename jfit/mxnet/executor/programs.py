@@ -18,6 +18,7 @@ from jfit.lowering.model import Model
 from jfit.lowering.remat import KEEP_BARRIERS
 from jfit.mxnet.module.binding import undeclared_labels
 from jfit.mxnet.monitor.capture import Capture, capture_gradients, capture_outputs
+from jfit.mxnet.recording.calls import cotangent
 from jfit.ops.rules import dtype_of
 from jfit.platforms import platform_of
 from jfit.programs import Program, kept, settings
@@ -55,7 +56,7 @@ class Programs:
         self.random = any(n.op is not None and n.op.needs_rng for n in self.symbol.nodes())
         self.forward = functools.cache(self._forward)
         self.backward = functools.cache(self._backward)
-        self.monitor_forward = functools.cache(self._monitor_forward)
+        self.monitor_forward = functools.cache(lambda train, every: capture_outputs(self.symbol, [], ".*", every, train))
 
     def _lowered(self, symbol: Symbol) -> Model:
         model = lower(symbol, inputs=[])
@@ -83,7 +84,7 @@ class Programs:
             uncast, vjp, new_aux = jax.vjp(forward, {n: args[n] for n in differentiated}, has_aux=True)
             outputs = tuple(_cast(o, to) for o, to in zip(uncast, self.final_casts, strict=True))
             heads = [g if g is None else _cast(g, to[::-1]) for g, to in zip(head_gradients, self.final_casts, strict=True)]
-            (gradients,) = vjp(tuple(_cotangent(o, g) for o, g in zip(uncast, heads, strict=True)))
+            (gradients,) = vjp(tuple(cotangent(o, g) for o, g in zip(uncast, heads, strict=True)))
             return outputs, {n: old[n] + gradients[n] if n in added else gradients[n] for n in differentiated}, new_aux
 
         def jit(fn: Callable[..., Any]) -> Any:
@@ -91,10 +92,6 @@ class Programs:
             return jax.jit(fn, compiler_options=KEEP_BARRIERS if again else None)
 
         return run if self._groups else Program(run, jit, name="executor_backward")
-
-    def _monitor_forward(self, train: bool, monitor_all: bool) -> Capture:
-        """Return the function (arguments, auxiliary states, {}, key, 0, 0) -> internal arrays of the forward pass by name."""
-        return capture_outputs(self.symbol, [], monitor_all=monitor_all, train=train)
 
     @functools.cached_property
     def monitor_backward(self) -> Capture:
@@ -170,13 +167,6 @@ def _cast(array: Array, dtypes: Sequence[Any]) -> Array:
     for dtype in dtypes:
         array = array.astype(dtype)
     return array
-
-
-def _cotangent(output: Array, head: Array | None) -> Any:
-    """Return the cotangent of an output for vjp: `head`, ones if it is None (losses ignore it), float0 zeros for integers."""
-    if not jnp.issubdtype(output.dtype, jnp.inexact):
-        return jnp.zeros(output.shape, jax.dtypes.float0)
-    return jnp.ones_like(output) if head is None else jnp.broadcast_to(head, output.shape).astype(output.dtype)
 
 
 def _has_own_gradient(node: Node) -> bool:

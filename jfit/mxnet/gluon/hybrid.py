@@ -87,9 +87,7 @@ class HybridBlock(Block):
             ValueError: a backend is passed.
         """
         if backend:
-            raise ValueError(
-                f"hybridize(backend={backend!r}): XLA compiles all graphs, there is no other backend; leave it out"
-            )
+            raise ValueError(f"hybridize(backend={backend!r}): XLA compiles all graphs, there is no other; leave it out")
         self._active = active
         if clear:
             self._clear_cached_op()
@@ -99,9 +97,7 @@ class HybridBlock(Block):
 
     def optimize_for(self, x: Any, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
         """Raise ValueError: jfit has no backends for parts of a graph, because XLA compiles it all; use `hybridize`."""
-        raise ValueError(
-            f"optimize_for(backend={backend!r}) is not supported, because XLA compiles the whole graph; call hybridize()"
-        )
+        raise ValueError(f"optimize_for(backend={backend!r}) is not supported: XLA compiles the whole graph; call hybridize()")
 
     def cast(self, dtype: Any) -> None:
         """Cast parameters and gradients of the block and all its descendants to a dtype."""

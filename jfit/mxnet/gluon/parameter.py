@@ -315,13 +315,7 @@ class Parameter:
     def var(self) -> Any:
         """Return the Symbol variable of this parameter, the same one at each call."""
         if self._var is None:
-            attrs = {
-                "shape": self.shape,
-                "lr_mult": self.lr_mult,
-                "wd_mult": self.wd_mult,
-                "init": self.init,
-                "stype": self._stype,
-            }
+            attrs = {name: getattr(self, name) for name in ("shape", "lr_mult", "wd_mult", "init", "stype")}
             self._var = self.arrays.symbol(Variable(self.name, dtype=np.dtype(self.dtype).name, **attrs))
         return self._var
 

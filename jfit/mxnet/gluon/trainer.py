@@ -74,7 +74,9 @@ class Trainer:
         check_entry("Trainer", several=True)
         self._compression_params, self._kvstore_args = compression_params, (kvstore, update_on_kvstore)
         parameters = _parameters(params, self._accepts_pytrees)
-        self._params: list[Parameter] = self._adopted(parameters or [])
+        self._params: list[Parameter] = parameters or []
+        for param in self._params:
+            param._set_trainer(self)
         self._tree = None
         if parameters is None:
             self._tree = PytreeParams(params, compression_params, _distributes_tree(kvstore, update_on_kvstore))
@@ -220,12 +222,6 @@ class Trainer:
         return as_array(self._kvstore.row_sparse_pull(self._index[param.name], row_ids=row_id))
 
     # ---- construction
-
-    def _adopted(self, parameters: list[Parameter]) -> list[Parameter]:
-        """Return the Parameters, and make this their trainer."""
-        for param in parameters:
-            param._set_trainer(self)
-        return parameters
 
     def _shared_contexts(self) -> list[Any]:
         first = self._params[0].list_ctx() if self._params else []

@@ -14,17 +14,8 @@ from typing import Any
 import numpy as np
 
 from jfit.data.images import colour, crops
-from jfit.mxnet.image.functions import (
-    as_float32,
-    center_crop,
-    color_normalize,
-    imresize,
-    interpolation_of,
-    on_host,
-    random_crop,
-    random_size_crop,
-    resize_short,
-)
+from jfit.mxnet.image import functions
+from jfit.mxnet.image.functions import on_host
 from jfit.mxnet.mutable import MutableArray
 
 
@@ -115,7 +106,7 @@ class ResizeAug(_ToSize):
     """
 
     def __call__(self, src: Any) -> Any:
-        return resize_short(src, self.size, self.interp)
+        return functions.resize_short(src, self.size, self.interp)
 
 
 class ForceResizeAug(_ToSize):
@@ -132,7 +123,7 @@ class ForceResizeAug(_ToSize):
 
     def __call__(self, src: Any) -> Any:
         sizes = (src.shape[0], src.shape[1], self.size[1], self.size[0])
-        return imresize(src, *self.size, interp=interpolation_of(self.interp, sizes))
+        return functions.imresize(src, *self.size, interp=functions.interpolation_of(self.interp, sizes))
 
 
 class RandomCropAug(_ToSize):
@@ -148,7 +139,7 @@ class RandomCropAug(_ToSize):
     """
 
     def __call__(self, src: Any) -> Any:
-        return random_crop(src, self.size, self.interp)[0]
+        return functions.random_crop(src, self.size, self.interp)[0]
 
 
 class RandomSizedCropAug(Augmenter):
@@ -170,7 +161,7 @@ class RandomSizedCropAug(Augmenter):
         self.size, self.area, self.ratio, self.interp = size, area, ratio, interp
 
     def __call__(self, src: Any) -> Any:
-        return random_size_crop(src, self.size, self.area, self.ratio, self.interp)[0]
+        return functions.random_size_crop(src, self.size, self.area, self.ratio, self.interp)[0]
 
 
 class CenterCropAug(_ToSize):
@@ -186,7 +177,7 @@ class CenterCropAug(_ToSize):
     """
 
     def __call__(self, src: Any) -> Any:
-        return center_crop(src, self.size, self.interp)[0]
+        return functions.center_crop(src, self.size, self.interp)[0]
 
 
 class HorizontalFlipAug(Augmenter):
@@ -368,10 +359,10 @@ class ColorNormalizeAug(Augmenter):
 
     def __init__(self, mean: Any, std: Any) -> None:
         super().__init__(mean=mean, std=std)
-        self.mean, self.std = as_float32(mean), as_float32(std)
+        self.mean, self.std = functions.as_float32(mean), functions.as_float32(std)
 
     def __call__(self, src: Any) -> Any:
-        return color_normalize(src, self.mean, self.std)
+        return functions.color_normalize(src, self.mean, self.std)
 
 
 class RandomGrayAug(Augmenter):
@@ -471,7 +462,7 @@ def _channels(value: Any, default: tuple[float, ...]) -> Any:
     """Return a mean or std as an array, or None; True is `default`, False is None."""
     if value is None or value is False:
         return None
-    array: Any = as_float32(default if value is True else value)
+    array: Any = functions.as_float32(default if value is True else value)
     if array.size not in (1, 3):
         raise ValueError(f"a mean or std of CreateAugmenter is {value!r}; expected True, None or an array of 1 or 3 numbers.")
     return array

@@ -6,6 +6,7 @@ the updater with both; `pull` copies the stored value to the destinations.  All 
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Callable, Hashable, Mapping
@@ -550,13 +551,8 @@ def select(
         check_spans_job(None, kvstore)
         return None, False
     update = bool(int(os.getenv("MXNET_UPDATE_ON_KVSTORE", "1")))
-    if kvstore == "local" and _largest_size(arg_params) > BIG:
+    if kvstore == "local" and any(math.prod(array.shape) > BIG for array in arg_params.values()):
         update = False
     store = make(kvstore) if isinstance(kvstore, str) else kvstore
     check_spans_job(store, kvstore)
     return store, update and store.is_capable(KVStoreBase.OPTIMIZER)
-
-
-def _largest_size(arrays: Mapping[str, Any]) -> int:
-    """Return the number of elements of the largest array; 0 if there is none."""
-    return max((int(np.prod(a.shape, dtype=np.int64)) for a in arrays.values()), default=0)

@@ -15,6 +15,7 @@ from jfit.mxnet.mutable import MutableArray, as_array, as_input
 from jfit.ops import nearest
 
 REGISTRY: dict[str, type[EvalMetric]] = {}
+Names = Sequence[str] | None
 Klass = TypeVar("Klass", bound="type[EvalMetric]")
 
 
@@ -104,13 +105,7 @@ class EvalMetric:
     global_num_inst: Any
     global_sum_metric: Any
 
-    def __init__(
-        self,
-        name: Any,
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, name: Any, output_names: Names = None, label_names: Names = None, **kwargs: Any) -> None:
         self.name = str(name)
         self.output_names, self.label_names = output_names, label_names
         self._has_global_stats = kwargs.pop("has_global_stats", False)

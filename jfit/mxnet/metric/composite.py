@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jfit.metrics import HostMetric, Metric
-from jfit.mxnet.metric.base import EvalMetric, alias, lookup, named, register
+from jfit.mxnet.metric.base import EvalMetric, Names, alias, lookup, named, register
 from jfit.mxnet.metric.device import DeviceMetric, read
 from jfit.mxnet.metric.fold import Pick
 
@@ -37,12 +37,8 @@ class CompositeEvalMetric(EvalMetric):
     """
 
     def __init__(
-        self,
-        metrics: Sequence[Any] | None = None,
-        name: str = "composite",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-    ):
+        self, metrics: Any = None, name: str = "composite", output_names: Names = None, label_names: Names = None
+    ) -> None:
         self.metrics: list[EvalMetric] = []
         super().__init__(name, output_names, label_names, has_global_stats=True)
         self.metrics = [create(m) for m in metrics or ()]  # after the constructor's reset, so instances keep their sums
@@ -132,17 +128,16 @@ class CustomMetric(EvalMetric):
         self,
         feval: Callable[[Any, Any], Any],
         name: str | None = None,
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
+        output_names: Names = None,
+        label_names: Names = None,
         allow_extra_outputs: bool = False,
     ):
         if name is None:
             name = str(getattr(feval, "__name__", type(feval).__name__))
             name = f"custom({name})" if "<" in name else name
         self._feval, self._allow_extra_outputs = feval, allow_extra_outputs
-        super().__init__(
-            name, output_names, label_names, feval=feval, allow_extra_outputs=allow_extra_outputs, has_global_stats=True
-        )
+        config = {"feval": feval, "allow_extra_outputs": allow_extra_outputs}
+        super().__init__(name, output_names, label_names, has_global_stats=True, **config)
 
     def update(self, labels: Any, preds: Any) -> None:
         """Accumulate one batch, lists of label and output arrays; it waits for the device and copies them to the host."""

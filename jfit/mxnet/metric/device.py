@@ -12,7 +12,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.metrics import METRICS, Metric
-from jfit.mxnet.metric.base import EvalMetric, register
+from jfit.mxnet.metric.base import EvalMetric, Names, register
 from jfit.programs import made
 
 
@@ -60,12 +60,7 @@ class DeviceMetric(EvalMetric):
             register(cls, *(name for name, make in METRICS.items() if make is rule and "-" not in name))
 
     def __init__(
-        self,
-        settings: Mapping[str, Any],
-        name: str,
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-        **config: Any,
+        self, settings: Mapping[str, Any], name: str, output_names: Names = None, label_names: Names = None, **config: Any
     ) -> None:
         self._settings = tuple(sorted(settings.items()))
         super().__init__(name, output_names, label_names, has_global_stats=True, **config)

@@ -10,10 +10,9 @@ import numpy as np
 
 from jfit import counters
 from jfit import metrics as pure
+from jfit.mxnet.metric.base import Names
 from jfit.mxnet.metric.device import DeviceMetric, UpdatesMetric
 from jfit.mxnet.mutable import as_array
-
-Names = Any  # list of names, or None
 
 
 class Accuracy(DeviceMetric, rule=pure.accuracy, axis=1, name="accuracy"):

@@ -24,6 +24,7 @@ from jfit.ops import nearest
 from jfit.parallel.contexts import Context, cpu
 from jfit.programs import Made
 
+Divide = Callable[[int, Sequence[float]], list[int]]  # (rows, workloads) -> rows of each device
 GRAD_REQS = ("write", "add", "null")
 PARAMETER_SUFFIXES = ("_weight", "_bias", "_gamma", "_beta")
 
@@ -59,17 +60,7 @@ class Binding:
     counts: list[int]
 
     def __init__(
-        self,
-        symbol: Symbol,
-        data_names: Sequence[str],
-        label_names: Sequence[str] | None,
-        state_names: Sequence[str] | None,
-        fixed: Sequence[str] | None,
-        context: Any,
-        workloads: Sequence[float] | None,
-        divide: Callable[[int, Sequence[float]], list[int]],
-        logger: Any,
-        group2ctxs: Any = None,
+        self, symbol: Symbol, names: Sequence[Any], context: Any, workloads: Any, divide: Divide, logger: Any, group2ctxs: Any
     ) -> None:
         self.symbol, self.logger, self._divide = symbol, logger, divide
         one = isinstance(context, Context) or not isinstance(context, (list, tuple))  # a Context is a tuple, too
@@ -85,6 +76,7 @@ class Binding:
             workloads = [sum(w for w, d in zip(workloads, devices, strict=True) if d == own) for own in self.devices]
         self._workloads = workloads
         self.arguments, self.aux = symbol.list_arguments(), symbol.list_auxiliary_states()
+        data_names, label_names, state_names, fixed = names
         self.data_names = self._checked_names(data_names, "data")
         self.label_names = self._checked_names(label_names, "label", must=False)
         self.state_names = self._checked_names(state_names, "state")

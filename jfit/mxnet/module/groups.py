@@ -246,9 +246,8 @@ def part_of(state: OptState, names: Sequence[str], at: Sequence[int], split: boo
         split: whether arrays have a leading axis over the contexts.
     """
     count, lr_mult, wd_mult = (_entries(values, at, int(split)) for values in (state.count, state.lr_mult, state.wd_mult))
-    return OptState(
-        count, {slot: {n: tree[n] for n in names} for slot, tree in state.slots.items()}, lr_mult, wd_mult, state.shared
-    )
+    slots = {slot: {n: tree[n] for n in names} for slot, tree in state.slots.items()}
+    return OptState(count, slots, lr_mult, wd_mult, state.shared)
 
 
 def _entries(values: Any, at: Sequence[int], axes: int) -> Any:

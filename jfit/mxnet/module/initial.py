@@ -19,16 +19,12 @@ from jfit.ops import nearest
 
 DEFAULT = "default"  # MXNet's Uniform(0.01)
 
+Given = Mapping[str, Any] | None
 Values = dict[str, Any]
 
 
 def initialize(
-    bound: Binding,
-    initializer: Any,
-    params: Mapping[str, Any] | None,
-    aux: Mapping[str, Any] | None,
-    missing: bool,
-    arrays: ArrayTypes,
+    bound: Binding, initializer: Any, params: Given, aux: Given, missing: bool, arrays: ArrayTypes
 ) -> tuple[Values, Values]:
     """Return (parameters, auxiliary states) of a graph: the values passed, and the others from `initializer`.
 

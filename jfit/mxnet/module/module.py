@@ -102,7 +102,7 @@ class Module(BaseModule):
         super().__init__(logger)
         self._symbol = symbol
         names = (data_names, label_names, state_names, fixed_param_names)
-        self.binding = Binding(symbol, *names, context, work_load_list, self._divide, logger, group2ctxs)
+        self.binding = Binding(symbol, names, context, work_load_list, self._divide, logger, group2ctxs)
         self.parameters = Parameters(self.binding.devices, self.binding.params, self.arrays.mutable, self.binding.placement)
         self.passes: Passes = None  # type: ignore[assignment]
         self._compression = dict(compression_params) if compression_params else None

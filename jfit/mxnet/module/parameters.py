@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,11 +49,7 @@ class Parameters:
     """
 
     def __init__(
-        self,
-        devices: Sequence[Any],
-        names: Sequence[str] = (),
-        mutable: Callable[[Any], Any] = MutableArray,
-        placement: Placement | None = None,
+        self, devices: Sequence[Any], names: Sequence[str] = (), mutable: Any = MutableArray, placement: Placement | None = None
     ) -> None:
         self.devices, self.names, self.mutable = list(devices), list(names), mutable
         self.placement = placement or Placement(self.devices[0], {})

@@ -111,10 +111,8 @@ class SVRGModule(Module):
         if self.parameters.workers is not None:
             raise NotImplementedError("SVRGModule does not sum its full gradients over the processes of a job; use Module")
         specs, devices, leading = self.binding.specs, self.binding.devices, (self._ctx_len,) * (self._ctx_len > 1)
-        zeros = {
-            n: np.zeros((*leading, *specs[n].shape), jnp.promote_types(specs[n].dtype, jnp.float32))
-            for n in self.passes.trainable
-        }
+        dtypes = {n: jnp.promote_types(specs[n].dtype, jnp.float32) for n in self.passes.trainable}
+        zeros = {n: np.zeros((*leading, *specs[n].shape), dtype) for n, dtype in dtypes.items()}
         self._full = place_split(zeros, devices) if leading else place(zeros, devices)
         self._up_to_date = False
 

@@ -24,8 +24,9 @@ from jfit.mxnet.context import Context, context_of, current_context, place
 from jfit.mxnet.errors import MXNetError, ReshapeError
 from jfit.mxnet.mutable import MutableArray, as_array, host, is_tracer
 from jfit.mxnet.namespaces import split_attributes
-from jfit.mxnet.ndarray import invoke as operators
 from jfit.mxnet.ndarray.invoke import call, is_array, run, with_number
+from jfit.mxnet.ndarray.invoke import function as operator_function
+from jfit.mxnet.ndarray.invoke import invoke as invoke_operator
 from jfit.mxnet.recording.backward import backward
 from jfit.mxnet.recording.calls import operator_call
 from jfit.mxnet.recording.tape import is_tracked, mode, origin
@@ -168,7 +169,7 @@ class NDArray(MutableArray):
     def copy(self) -> NDArray:
         """Return a copy in a new buffer, on the same device."""
         if is_recording(self):
-            return operators.invoke("_copy", [self], {}, None, self._kind)
+            return invoke_operator("_copy", [self], {}, None, self._kind)
         value = self.value
         return self._kind(np.array(value) if isinstance(value, np.ndarray) else jnp.array(value, copy=True))
 
@@ -208,7 +209,7 @@ class NDArray(MutableArray):
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         if is_recording(self):
-            return operators.invoke("Cast", [self], {"dtype": np.dtype(dtype).name}, None, self._kind)
+            return invoke_operator("Cast", [self], {"dtype": np.dtype(dtype).name}, None, self._kind)
         return self._kind(copy_as(self.value, dtype))
 
     def tostype(self, stype: str) -> Any:
@@ -226,7 +227,7 @@ class NDArray(MutableArray):
     def shared(self, kind: type[NDArray]) -> Any:
         """Return an array of another class that shares the values."""
         if is_recording(self):
-            return operators.invoke("identity", [self], {}, None, kind)
+            return invoke_operator("identity", [self], {}, None, kind)
         return kind._view(self, lambda value: value, functools.partial(self.__setitem__, Ellipsis))
 
     def attach_grad(self, grad_req: str = "write", stype: str | None = None) -> None:
@@ -258,12 +259,8 @@ class NDArray(MutableArray):
         parts = key if isinstance(key, tuple) else (key,)
         if not recorded and not (basic and _is_contiguous(parts, self.shape)):
             return self._kind(self.value[key])
-        single = (
-            basic
-            and self._single
-            and 0 < self.ndim == sum(isinstance(p, (int, np.integer)) for p in parts)
-            and None not in parts
-        )
+        ints = sum(isinstance(p, (int, np.integer)) for p in parts)
+        single = basic and self._single and 0 < self.ndim == ints and None not in parts
         if recorded:
             arrays, static = _split_key(parts)
             return call(_index, [self, *arrays], {"key": static, "single": single}, self._kind)
@@ -481,6 +478,13 @@ KINDS: dict[str, type[NDArray]] = {}  # "np" -> mx.np.ndarray; filled by the mod
 STORAGE: dict[str, Callable[[Any], NDArray]] = {}  # storage type -> NDArray class; filled by the module `sparse`
 
 
+def later(source: Any, number: int) -> NDArray:
+    """Return an array whose value is `source.read(number)` when it is first read; `source.specs` has its shape and dtype."""
+    array = object.__new__(NDArray)
+    array._later = source, number
+    return array
+
+
 def binary(array_op: str, scalar_op: str, left: NDArray, right: Any, swapped: bool = False) -> Any:
     """Apply a binary operator to an NDArray and another array (with broadcasting) or a number.
 
@@ -565,7 +569,7 @@ def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = N
         >>> invoke("clip", [np.array([1.0, 5.0])], {"a_min": 0, "a_max": 2}).asnumpy().tolist()
         [1.0, 2.0]
     """
-    return operators.invoke(name, arrays, attrs, out, NDArray)
+    return invoke_operator(name, arrays, attrs, out, NDArray)
 
 
 def function(name: str) -> Callable[..., Any]:
@@ -584,7 +588,7 @@ def function(name: str) -> Callable[..., Any]:
         >>> function("concat")(np.ones((1, 2)), np.zeros((1, 2)), dim=0).shape
         (2, 2)
     """
-    return operators.function(name, NDArray)
+    return operator_function(name, NDArray)
 
 
 def _key(key: Any) -> Any:

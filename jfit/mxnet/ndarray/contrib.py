@@ -44,6 +44,13 @@ def isfinite(data: NDArray) -> NDArray:
     return function("abs")(data) < np.inf
 
 
+def group_adagrad_update(weight: NDArray, grad: NDArray, history: NDArray, **options: Any) -> NDArray:
+    """Update a weight as `mx.optimizer.GroupAdaGrad`; options: lr, rescale_grad, clip_gradient, epsilon, out."""
+    from jfit.mxnet.ndarray.updates import update  # it imports the optimizers
+
+    return update("group_adagrad_update")(weight, grad, history, **options)
+
+
 def zipfian(op: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
     """Return `rand_zipfian`, whose operators are `op(name)`: those of NDArrays or of symbols."""
 
@@ -72,4 +79,4 @@ def zipfian(op: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
     return rand_zipfian
 
 
-FUNCTIONS = (boolean_mask, isnan, isinf, isfinite, zipfian(function))
+FUNCTIONS = (boolean_mask, isnan, isinf, isfinite, group_adagrad_update, zipfian(function))

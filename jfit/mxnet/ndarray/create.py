@@ -18,7 +18,7 @@ from jfit.formats.sparse import SparseArray
 from jfit.mxnet.context import current_context, place
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.mutable import MutableArray, OnHost
-from jfit.mxnet.ndarray.array import NDArray, copy_as, function, stays_on_host
+from jfit.mxnet.ndarray.array import NDArray, copy_as, function, later, stays_on_host
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.ndarray.sparse import from_record, to_record
 from jfit.mxnet.recording.tape import mode
@@ -487,9 +487,7 @@ def from_host(value: Any) -> Any:
     """Return a new NumPy array or sparse record as an NDArray, without a copy to the device until its value is read."""
     if not isinstance(value, np.ndarray) or jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
         return as_ndarrays(value)
-    result = object.__new__(NDArray)
-    result._later = OnHost(value, functools.partial(copy_as, dtype=value.dtype, ctx=current_context())), 0
-    return result
+    return later(OnHost(value, functools.partial(copy_as, dtype=value.dtype, ctx=current_context())), 0)
 
 
 def as_ndarrays(value: Any) -> Any:

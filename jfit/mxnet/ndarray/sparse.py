@@ -328,9 +328,7 @@ def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
         record = source_array.record
         return from_record(record._replace(data=np.array(record.data, dtype)))
     if not hasattr(source_array, "tocsr"):
-        raise ValueError(
-            f"sparse.array needs a sparse array, found {type(source_array).__name__}; use mx.nd.array for dense ones"
-        )
+        raise ValueError(f"sparse.array needs a sparse array, found {type(source_array).__name__}; use mx.nd.array for others")
     csr = source_array.tocsr()
     return csr_matrix((csr.data, csr.indices, csr.indptr), csr.shape, ctx, csr.dtype if dtype is None else dtype)
 
@@ -362,5 +360,10 @@ empty = zeros
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
+    if name.endswith("_update"):
+        from jfit.mxnet.ndarray import updates  # it imports the optimizers
+
+        if name in updates.SPARSE:
+            return updates.update(name)
     pair = PAIRS.get(name)
     return _keeping(name, binary_function(*pair) if pair else find("mx.nd.sparse", ("_sparse_", ""), name, function))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as _np
 
+from jfit.mxnet.numpy import extension as _extension  # noqa: F401  mx.npx
 from jfit.mxnet.numpy import functions as _functions
 from jfit.mxnet.numpy import linalg as linalg
 from jfit.mxnet.numpy import random as random

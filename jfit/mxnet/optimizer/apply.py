@@ -21,7 +21,7 @@ from jax import Array
 from jfit import counters, optim
 from jfit.checks import shown
 from jfit.formats.sparse import bounded_dense
-from jfit.mxnet.mutable import as_array
+from jfit.mxnet.mutable import as_array, replace
 from jfit.mxnet.optimizer import saved
 from jfit.mxnet.recording.backward import WaitingPass
 from jfit.optim.core import MASTER, is_small, wide
@@ -29,6 +29,8 @@ from jfit.optim.registry import by_name
 from jfit.optim.rows import on_values
 from jfit.platforms import platform_of, traced_for
 
+Arrays = tuple[Array, ...]
+Scalars = dict[str, Array]
 Slots = tuple[Any, ...]
 
 
@@ -134,19 +136,13 @@ def _program(hyper_key: Any, decays: bool) -> tuple[Callable[..., Any], bool]:
     rule = rule_of((hyper_key[0], tuple([(k, float(decays) if k == "wd" else v) for k, v in hyper_key[1]])))
 
     def update(
-        weights: tuple[Array, ...],
-        grads: tuple[Array, ...],
-        states: tuple[Slots, ...],
-        done: Any,
-        numbers: tuple[Any, Array],
-        shared: dict[str, Array],
-    ) -> tuple[tuple[Array, ...], tuple[Slots, ...], dict[str, Array]]:
+        weights: Arrays, grads: Arrays, states: tuple[Slots, ...], done: Any, numbers: tuple[Any, Array], shared: Scalars
+    ) -> tuple[Arrays, tuple[Slots, ...], Scalars]:
         counters.count_trace("apply_update")
         (rates, decays, mults), scale = numbers
         slots = {name: tuple(s[k] for s in states) for k, name in enumerate(rule.state_spec.slots)}
-        state = optim.OptState(
-            done if rule.state_spec.counted else None, slots, mults if len(mults) else None, decays, shared or None
-        )
+        counts = done if rule.state_spec.counted else None
+        state = optim.OptState(counts, slots, mults if len(mults) else None, decays, shared or None)
         # Rescale 16-bit gradients in float32: rounding g / batch_size to 16 bits would lose precision.
         scaled = lambda g: wide(g) * scale if is_small(g) else g * scale.astype(g.dtype)  # noqa: E731
         grads = on_values(lambda each: tuple(map(scaled, each)), grads)
@@ -280,11 +276,26 @@ def existing_states(optimizer: Any, names: Any, indices: Sequence[Any], nested: 
     return states
 
 
-def store_hidden(optimizer: Any, indices: Sequence[Any], states: Sequence[Slots]) -> None:
-    """Store the hidden slots (those that MXNet does not keep in states) in `optimizer.hidden`."""
-    hidden = optimizer.hidden_slots and optimizer.hidden_slots.intersection(names := slot_names(optimizer))
-    for index, slots in zip(indices, states if hidden else (), strict=False):
-        optimizer.hidden[index] = {name: value for name, value in zip(names, slots, strict=True) if name in hidden}
+def update_in_place(
+    optimizer: Any,
+    indices: Sequence[Any],
+    weights: Sequence[Any],
+    grads: Sequence[Any],
+    states: Sequence[Any],
+    one_by_one: bool,
+) -> None:
+    """Update mutable arrays and those of their states, see `Optimizer.update_lists`."""
+    values, names = [as_array(w) for w in weights], slot_names(optimizer)
+    slots = existing_states(optimizer, names, indices, states, values) if names else [()] * len(values)
+    new, after = apply_update(optimizer, indices, values, grads, slots, one_by_one)
+    for box, value in zip(weights, new, strict=True):
+        replace(box, value)
+    hidden = optimizer.hidden_slots and optimizer.hidden_slots.intersection(names)
+    for index, old, columns in zip(indices, states, after, strict=True) if names else ():
+        if hidden:
+            optimizer.hidden[index] = {name: value for name, value in zip(names, columns, strict=True) if name in hidden}
+        for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(optimizer, columns, names)), strict=False):
+            replace(part, column)
 
 
 def check_shapes(optimizer: Any, index: Any, slots: Slots, weight: Any) -> None:

@@ -17,18 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.mxnet.mutable import as_array, mutable_class, replace
-from jfit.mxnet.optimizer import saved
-from jfit.mxnet.optimizer.apply import (
-    apply_update,
-    existing_states,
-    nested_leaves,
-    new_state,
-    rule_of,
-    slot_names,
-    state_to_mxnet,
-    store_hidden,
-    warn_of_precision,
-)
+from jfit.mxnet.optimizer.apply import new_state, rule_of, slot_names, state_to_mxnet, update_in_place, warn_of_precision
 from jfit.mxnet.optimizer.shared import Shared
 from jfit.ops import nearest
 from jfit.optim.core import MASTER, copied, is_small, wide
@@ -86,16 +75,6 @@ class Optimizer:
     unwrap_single_slot: ClassVar[bool] = False
     # MXNet stores a 16-bit weight's state as (state, master) instead of (master, state)
     master_last: ClassVar[bool] = False
-    # valid values of attributes in a `.states` file; attributes not listed need the type of their current value
-    saved_needs: ClassVar[Mapping[str, saved.Need]] = {
-        "lr": saved.OPTIONAL,
-        "wd": saved.NUMBER,
-        "clip_gradient": saved.LIMIT,
-        "begin_num_update": saved.COUNT,
-        # at least 0: update rules compute beta^t as exp(t * log(beta)), except for beta = 0
-        "beta1": saved.FROM_0,
-        "beta2": saved.FROM_0,
-    }
     # slots that MXNet stores as attributes of the optimizer, not in the states
     hidden_slots: ClassVar[frozenset[str]] = frozenset()
     # number of parameters that MXNet updates in one call; 0: one
@@ -518,16 +497,7 @@ class Optimizer:
             state: results of `create_state_multi_precision`.
             one_by_one: as in `apply_update`.
         """
-        weights, names = [as_array(w) for w in weight], slot_names(self)
-        slots = existing_states(self, names, index, state, weights) if names else [()] * len(weights)
-        new, after = apply_update(self, index, weights, grad, slots, one_by_one)
-        for box, value in zip(weight, new, strict=True):
-            replace(box, value)
-        if names:
-            store_hidden(self, index, after)
-            for old, columns in zip(state, after, strict=True):
-                for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(self, columns, names)), strict=False):
-                    replace(part, column)
+        update_in_place(self, index, weight, grad, state, one_by_one)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update parameters in place, as `update`, with states of `create_state_multi_precision`.

@@ -236,10 +236,8 @@ class _Pass:
         """Record the gradients as results of one operation on the leaves and head gradients."""
         assert mode.tape is not None
         owners = [tape.owners[slot] if tape.owners[slot] is not None else self._kind(tape.values[slot]) for slot in plan.leaves]
-        heads = [
-            g if isinstance(g, MutableArray) else self._kind(_or_ones(g, tape, s))
-            for s, g in zip(plan.heads, given, strict=True)
-        ]
+        values = [_or_ones(g, tape, slot) for slot, g in zip(plan.heads, given, strict=True)]
+        heads = [v if isinstance(v, MutableArray) else self._kind(v) for v in values]
         key = tape.key(plan)
         key = self._kind(np.zeros(2, np.uint32) if key is None else key)
         return mode.tape.record(plan.recorded, [key, *owners, *heads], self._kind)

@@ -107,21 +107,12 @@ class FusedRNNCell(BaseRNNCell):
         return sequences.arranged(outputs, sequences.merge), after
 
     def _node(self, data: Symbol, states: States) -> Symbol:
+        attrs: dict[str, Any] = {"state_size": self._num_hidden, "num_layers": self._num_layers, "mode": self._mode}
+        attrs |= {"bidirectional": self._bidirectional, "p": self._dropout, "state_outputs": self._get_next_state}
         # __layout__ marks the batch axis of the returned states: (layers * directions, batch, num_hidden)
-        layout = {"__layout__": "LNC"} if self._get_next_state else {}
-        return sym.RNN(
-            data=data,
-            parameters=self._parameter,
-            state_size=self._num_hidden,
-            num_layers=self._num_layers,
-            bidirectional=self._bidirectional,
-            p=self._dropout,
-            state_outputs=self._get_next_state,
-            mode=self._mode,
-            name=f"{self._prefix}rnn",
-            **dict(zip(("state", "state_cell"), states, strict=False)),
-            **layout,
-        )
+        attrs |= {"__layout__": "LNC"} if self._get_next_state else {}
+        inputs = {"data": data, "parameters": self._parameter, **dict(zip(("state", "state_cell"), states, strict=False))}
+        return sym.RNN(name=f"{self._prefix}rnn", **inputs, **attrs)
 
     def unfuse(self) -> Any:
         """Return the same network as a `SequentialRNNCell` of single cells; convert its weights with `unpack_weights`."""

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from jfit import checks
+from jfit import checks, counters
 from jfit.data import DataBatch, DataDesc, DataIter
 from jfit.mxnet import ndarray as nd
-from jfit.mxnet.mutable import as_array
+from jfit.mxnet.mutable import as_input
+from jfit.mxnet.ndarray.create import from_host
 
 
 def encode_sentences(
@@ -113,11 +114,8 @@ class BucketSentenceIter(DataIter):
         shape = self._in_layout((batch_size, self.default_bucket_key))
         self.provide_data = [DataDesc(data_name, shape, layout=layout)]
         self.provide_label = [DataDesc(label_name, shape, layout=layout)]
-        self.idx = [
-            (i, j) for i, rows in enumerate(self.data) for j in range(0, len(rows) - batch_size + 1, batch_size)
-        ]  # (bucket, first sentence) of each batch
-        # ("data" or "label", bucket) -> (jax array that was last copied to the host, its copy)
-        self._on_host: dict[tuple[str, int], tuple[Any, np.ndarray]] = {}
+        # (bucket, first sentence) of each batch
+        self.idx = [(i, j) for i, rows in enumerate(self.data) for j in range(0, len(rows) - batch_size + 1, batch_size)]
         self.reset()
 
     def _pad_sentences(self, sentences: Sequence[Sequence[int]], lengths: Sequence[int]) -> dict[int, np.ndarray]:
@@ -149,22 +147,8 @@ class BucketSentenceIter(DataIter):
         random.shuffle(self.idx)
         for rows in self.data:
             np.random.shuffle(rows)
-        data = [rows.copy() for rows in self.data]  # which the next shuffle does not change
-        labels = [self._next_words(rows) for rows in data]
-        self.nddata = [nd.array(rows, dtype=self.dtype) for rows in data]
-        self.ndlabel = [nd.array(rows, dtype=self.dtype) for rows in labels]
-        for name, arrays, hosts in (("data", self.nddata, data), ("label", self.ndlabel, labels)):
-            for bucket, (array, rows) in enumerate(zip(arrays, hosts, strict=True)):
-                self._on_host[name, bucket] = as_array(array), rows
-
-    def _host_rows(self, name: str, bucket: int) -> np.ndarray:
-        """The sentences of a bucket ("data") or their labels: `nddata` and `ndlabel`, which subclasses may have replaced."""
-        array = (self.nddata if name == "data" else self.ndlabel)[bucket]
-        contents, (known, rows) = as_array(array), self._on_host.get((name, bucket), (None, None))
-        if rows is None or known is not contents:
-            rows = array.asnumpy()
-            self._on_host[name, bucket] = contents, rows
-        return rows
+        self.nddata = [from_host(rows.copy()) for rows in self.data]  # which the next shuffle does not change
+        self.ndlabel = [from_host(self._next_words(rows)) for rows in self.data]
 
     def _next_words(self, rows: np.ndarray) -> np.ndarray:
         return np.concatenate([rows[:, 1:], np.full_like(rows[:, :1], self.invalid_label)], axis=1)
@@ -180,17 +164,12 @@ class BucketSentenceIter(DataIter):
         bucket, first = self.idx[self.curr_idx]
         self.curr_idx += 1
         rows = slice(first, first + self.batch_size)
-        # slices of host arrays: slicing `nddata` would compile a program for each bucket
-        pair = [self._host_rows(name, bucket)[rows] for name in ("data", "label")]
+        # sync: slices of host arrays, which subclasses may have replaced; others would compile a program for each bucket
+        pair = [counters.read(as_input(arrays[bucket]))[rows] for arrays in (self.nddata, self.ndlabel)]
         data, label = [nd.array(x if self.major_axis == 0 else x.T, dtype=self.dtype) for x in pair]
-        return DataBatch(
-            [data],
-            [label],
-            pad=0,
-            bucket_key=self.buckets[bucket],
-            provide_data=[DataDesc(self.data_name, data.shape, layout=self.layout)],
-            provide_label=[DataDesc(self.label_name, label.shape, layout=self.layout)],
-        )
+        descs = [DataDesc(name, data.shape, layout=self.layout) for name in (self.data_name, self.label_name)]
+        key = self.buckets[bucket]
+        return DataBatch([data], [label], pad=0, bucket_key=key, provide_data=descs[:1], provide_label=descs[1:])
 
 
 def _frequent_lengths(sentences: Sequence[Sequence[int]], batch_size: int) -> list[int]:

@@ -45,7 +45,7 @@ class Symbol(Graph):
 
     def __bool__(self) -> bool:
         raise NotImplementedForSymbol(
-            f"the truth value of {self!r} is unknown until the graph runs; use sym.where, or compare with `is`"
+            f"the truth value of {self!r} is known only at run time; use sym.where, or compare by `is`"
         )
 
     def infer_shape(self, *args: Any, **kwargs: Any):

@@ -62,6 +62,55 @@ def check_updates_of_several(mx):
     return out
 
 
+def check_updates_in_phases(mx):
+    out = {}
+    for case, options in {
+        "": {},
+        "_plain": {"bias_correction": False, "wd": 0.1},
+        "_clipped": {"clip_gradient": 0.3, "t": 4},
+    }.items():
+        weight, grad, mean, var = _arrays(mx, 4)
+        step = mx.nd.lamb_update_phase1(weight, grad, mean, var, **{"t": 1, "wd": 0.0, "rescale_grad": 0.5, **options})
+        out["lamb_1" + case] = [x.asnumpy() for x in (step, mean, var, weight)]
+        for bounds in ({}, {"lower_bound": 2.0}, {"upper_bound": 0.5}):
+            new = mx.nd.lamb_update_phase2(weight, step, weight.norm(), step.norm(), lr=0.1, **bounds)
+            out["lamb_2" + case + "".join(bounds)] = [new.asnumpy(), weight.asnumpy()]
+    zero = mx.nd.zeros(1)
+    out["lamb_2_zero"] = mx.nd.lamb_update_phase2(weight, step, zero, step.norm(), lr=0.1, out=weight).asnumpy()
+    out["lamb_2_written"] = weight.asnumpy()
+    half, grad = _arrays(mx, 2, dtype="float16")
+    master, (mean, var) = half.astype("float32"), _arrays(mx, 2)
+    step = mx.nd.mp_lamb_update_phase1(half, grad, mean, var, master, t=2, wd=0.1)
+    out["mp_lamb_1"] = [x.asnumpy() for x in (step, mean, var, master)]
+    mx.nd.mp_lamb_update_phase2(half, step, master.norm(), step.norm(), master, lr=0.1, out=half)
+    out["mp_lamb_2"] = [half.asnumpy(), master.asnumpy()]
+    rates, squares, slopes, decays = _arrays(mx, 4)
+    slopes[1] = 0
+    out["multi_lars"] = mx.nd.multi_lars(rates, squares, slopes, decays, eta=0.1, eps=1e-6, rescale_grad=0.5).asnumpy()
+    weight, grad = (x.reshape((2, 2)) for x in _arrays(mx, 2))
+    history, rows = mx.nd.ones((2, 1)), grad.tostype("row_sparse")
+    mx.nd.contrib.group_adagrad_update(weight, rows, history, lr=0.1, rescale_grad=0.5, out=weight)
+    out["group_adagrad"] = [weight.asnumpy(), history.asnumpy()]
+    return out
+
+
+def check_sparse_updates(mx):
+    out = {}
+    rules = {"sgd_update": 0, "sgd_mom_update": 1, "adam_update": 2, "ftrl_update": 2, "adagrad_update": 1}
+    for name, states in rules.items():
+        options = {"momentum": 0.9} if "mom" in name else {}
+        for kind in ("rows", "dense"):
+            weight, *rest = (x.reshape((4, 2)).tostype("row_sparse") for x in _arrays(mx, 1 + states, 8))
+            grad = mx.nd.array([[1, 2], [0, 0], [0, 0], [3, 4]])
+            grad = grad.tostype("row_sparse") if kind == "rows" else grad
+            if kind == "rows" or name in ("sgd_update", "adam_update"):
+                if kind == "dense":
+                    weight, *rest = (x.tostype("default") for x in (weight, *rest))
+                getattr(mx.nd.sparse, name)(weight, grad, *rest, lr=0.1, out=weight, **options)
+                out[f"{name}_{kind}"] = [x.asnumpy() for x in (weight, *rest)]
+    return out
+
+
 def check_sparse_arithmetic(mx):
     dense, other = np.array([[0, 1], [2, 0]], "float32"), np.array([[0, 3], [0, 4]], "float32")
     ones, out = mx.nd.ones((2, 2)), {}

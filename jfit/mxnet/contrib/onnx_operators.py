@@ -1,0 +1,388 @@
+"""ONNX's operators in MXNet's: `OPERATORS`, from an operator to a function that composes one `onnx_import.Node`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jfit.export.nodes.core import TYPES
+from jfit.export.nodes.elementwise import PLAIN
+from jfit.export.nodes.rnn import ORDER
+from jfit.mxnet import symbol as S
+from jfit.mxnet.namespaces import PAIRS
+from jfit.mxnet.symbol.symbol import operator
+
+Node = Any  # onnx_import.Node
+Convert = Callable[[Node], Any]  # returns a symbol, or a list with one for each output
+Shapes = Sequence[Sequence[int]]  # one for each number in onnx_import.PROBES
+FIX = "fix the shapes of the inputs"
+# Attributes of which only one value has a form here.
+REQUIRED = {
+    "allowzero": 0, "approximate": "none", "clip": 0.0, "exclusive": 0, "fmod": 0, "input_forget": 0, "layout": 0,
+    "output_shape": None, "reverse": 0, "select_last_index": 0,
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------ elementwise, reductions
+def _one(name: str) -> Convert:
+    return lambda n: getattr(S, name)(*n.all)
+
+
+def _nary(stem: str) -> Convert:
+    both, *scalars = PAIRS[stem]
+
+    def convert(n: Node) -> Any:
+        for i, name in enumerate(reversed(scalars)) if len(n.inputs) == 2 else ():
+            value = n.constant(i)
+            if value is not None and value.size == 1 and value.ndim <= n.rank(1 - i):
+                return operator(name)(n[1 - i], scalar=value.item() * 1)  # True becomes 1
+        return functools.reduce(operator(both), n.all)
+
+    return convert
+
+
+def _where(n: Node) -> Any:
+    like = functools.reduce(S.broadcast_add, map(S.zeros_like, n.all))
+    return S.where(*(S.broadcast_like(x, like) for x in n.all))
+
+
+def _reduce(name: str, before: Any = lambda x: x, after: Any = lambda x: x) -> Convert:
+    def convert(n: Node) -> Any:
+        axes, data = n.option("axes", 1) or (), before(n[0])
+        kept = not axes and n.get("noop_with_empty_axes")
+        return after(data if kept else getattr(S, name)(data, axis=tuple(axes), keepdims=bool(n.get("keepdims", 1))))
+
+    return convert
+
+
+def _arg(name: str) -> Convert:
+    found = getattr(S, name)
+    return lambda n: S.Cast(found(n[0], axis=n.get("axis", 0), keepdims=bool(n.get("keepdims", 1))), dtype="int64")
+
+
+def _softmax(name: str) -> Convert:
+    def convert(n: Node) -> Any:
+        axis = n.get("axis", 1 if n.opset < 13 else -1) % n.rank()
+        if n.opset >= 13 or axis == n.rank() - 1:
+            return getattr(S, name)(n[0], axis=axis)
+        return S.reshape_like(getattr(S, name)(_matrix(n, axis), axis=-1), n[0])  # over this axis and those behind it
+
+    return convert
+
+
+# ------------------------------------------------------------------------------------------ shapes
+def _reshaped(n: Node, targets: Shapes) -> Any:
+    """Reshape input 0 to one shape for each number in PROBES."""
+    codes = []
+    for axis, sizes in enumerate(zip(*targets, strict=True)):
+        kept = all(tuple(old[axis : axis + 1]) == (size,) for old, size in zip(n.shapes(), sizes, strict=True))
+        codes.append(sizes[0] if len(set(sizes)) == 1 else 0 if kept else -1)
+    n.need(codes.count(-1) < 2, f"reshapes to {codes}, with several unknown sizes", FIX)
+    return S.Reshape(n[0], shape=tuple(codes))
+
+
+def _reshape(n: Node) -> Any:
+    shape = n.constant(1)
+    if shape is not None:
+        return S.Reshape(n[0], shape=tuple(shape.tolist()) or (1,))
+    pairs = [(s, [int(d or s[i]) for i, d in enumerate(v)]) for s, v in zip(n.shapes(), n.values(1), strict=True)]
+    return _reshaped(n, [[d if d > 0 else math.prod(s) // -math.prod(v) for d in v] for s, v in pairs])
+
+
+def _matrix(n: Node, axis: int) -> Any:
+    return _reshaped(n, [(math.prod(s[:axis]), math.prod(s[axis:])) for s in n.shapes()])
+
+
+def _expanded(n: Node, x: Any, olds: Shapes, outs: Shapes) -> Any:
+    """Broadcast an array of the shapes `olds` to the shapes `outs`."""
+    missing = len(outs[0]) - max(len(olds[0]), 1)
+    x = functools.reduce(lambda x, _: S.expand_dims(x, axis=0), range(missing), x)
+    for axis, sizes in enumerate(zip(*outs, strict=True)):
+        if len(set(sizes)) > 1 and (axis < missing or olds[0][axis - missing] == 1):
+            like, at = n.like(sizes)
+            x = S.broadcast_like(x, like, lhs_axes=(axis,), rhs_axes=(at,))
+    return S.broadcast_to(x, shape=tuple(s[0] if len(set(s)) == 1 else 0 for s in zip(*outs, strict=True)))
+
+
+def _expand(n: Node) -> Any:
+    outs = [np.broadcast_shapes(old, tuple(new)) for old, new in zip(n.shapes(), n.values(1), strict=True)]
+    return _expanded(n, n[0], n.shapes(), outs)
+
+
+def _filled(n: Node) -> Any:
+    """Convert ConstantOfShape, if the shape depends on sizes of the inputs."""
+    value = n.reader.array(n.attrs["value"]) if "value" in n.attrs else np.zeros(1, np.float32)
+    return _expanded(n, S.full((1,), value.item(), dtype=value.dtype.name), [(1,)], n.values(0))
+
+
+def _range(n: Node) -> Any:
+    start, step = n.option("start", 0), n.option("delta", 2)
+    like, axis = n.like([math.ceil((end.item() - start) / step) for end in n.values(1)])
+    return S.contrib.arange_like(like, axis=axis, start=start, step=step)
+
+
+def _unsqueeze(n: Node) -> Any:
+    axes = n.option("axes", 1)
+    return functools.reduce(lambda x, axis: S.expand_dims(x, axis=axis), sorted(a % (n.rank() + len(axes)) for a in axes), n[0])
+
+
+def _split(n: Node) -> Any:
+    sizes = n.option("split", 1)
+    return S.split_v2(n[0], tuple(np.cumsum(sizes[:-1]).tolist()) if sizes else n.outputs, axis=n.get("axis", 0))
+
+
+def _slice(n: Node) -> Any:
+    starts, ends = (n.values(i) if n.has(i) else [n.attrs[key]] * len(n.shapes()) for key, i in (("starts", 1), ("ends", 2)))
+    axes, data, bounds = n.option("axes", 3, range(len(starts[0]))), n[0], [(None, None, None)] * n.rank()
+    for k, (axis, step) in enumerate(zip(axes, n.option("steps", 4, [1] * len(axes)), strict=True)):
+        first, last = (_bound(n, axis, [int(v[k]) for v in values]) for values in (starts, ends))
+        if last is math.nan:  # as many entries as an axis of another array has
+            like, at = n.like([int(b[k] - a[k]) for a, b in zip(starts, ends, strict=True)])
+            data = S.take(data, S.contrib.arange_like(like, axis=at, start=first or 0), axis=axis)
+        else:
+            bounds[axis] = first, last, step
+    return S.slice(data, **dict(zip(("begin", "end", "step"), zip(*bounds, strict=True), strict=True)))
+
+
+def _bound(n: Node, axis: int, values: Sequence[int]) -> float | None:
+    """Return a bound of a slice from those for each number in PROBES; None: the end of the axis, nan: they do not say."""
+    from_end = [v - s[axis] for v, s in zip(values, n.shapes(), strict=True)]
+    if min(from_end) >= 0 or len({*values}) == 1:
+        return None if min(from_end) >= 0 else values[0]
+    return from_end[0] if len({*from_end}) == 1 else math.nan
+
+
+def _pad(n: Node) -> Any:
+    n.need(not n.has(3), "has axes")
+    widths, value = np.reshape(n.option("pads", 1), (2, -1)).T.ravel().tolist(), n.option("value", 2, 0)
+    return S.Pad(n[0], mode=n.get("mode", "constant"), pad_width=widths, constant_value=np.ravel(value)[0])
+
+
+def _depth_to_space(n: Node) -> Any:
+    size = n.attrs["blocksize"]
+    if n.get("mode", "DCR") == "DCR":
+        return S.depth_to_space(n[0], block_size=size)
+    parts = S.Reshape(S.Reshape(n[0], shape=(0, -4, -1, size * size, 0, 0)), shape=(0, 0, -4, size, size, 0, 0))
+    return S.Reshape(S.transpose(parts, axes=(0, 1, 4, 2, 5, 3)), shape=(0, 0, -3, -3))
+
+
+# ------------------------------------------------------------------------------------------ indexing
+def _gather(n: Node) -> Any:
+    axis, index = n.get("axis", 0), n.constant(1)
+    if index is None or index.ndim:
+        return S.take(n[0], n[1], axis=axis, mode="wrap")
+    begin = index.item()
+    return S.squeeze(S.slice_axis(n[0], axis=axis, begin=begin, end=None if begin == -1 else begin + 1), axis=(axis,))
+
+
+def _gather_elements(n: Node) -> Any:
+    axis = n.get("axis", 0) % n.rank()
+    parts = S.SliceChannel(n[1], num_outputs=n.shapes(1)[0][axis], axis=axis, squeeze_axis=True)
+    return S.Concat(*(S.pick(n[0], part, axis=axis, keepdims=True, mode="wrap") for part in parts), dim=axis)
+
+
+def _gather_nd(n: Node) -> Any:
+    batch, shape = n.get("batch_dims", 0), n.shapes(1)[0]
+    n.need(not batch or (batch == 1 and shape[1:] == (1,)), f"has batch_dims={batch} and indices of shape {shape}")
+    if batch:
+        return S.SequenceLast(n[0], S.Reshape(n[1] + 1, shape=(-1,)), use_sequence_length=True, axis=1)
+    return S.gather_nd(n[0], S.transpose(n[1], axes=(len(shape) - 1, *range(len(shape) - 1))))
+
+
+def _scatter_elements(n: Node) -> Any:
+    """Scatter along one axis, moved to the end, where one-hot vectors say which update goes to which entry."""
+    axis, last = n.get("axis", 0) % n.rank(), n.rank() - 1
+    data, indices, updates = (S.SwapAxis(x, dim1=axis, dim2=last) for x in n.all)
+    places = S.one_hot(indices % n.shapes()[0][axis], depth=n.shapes()[0][axis])
+    values = S.sum(S.broadcast_mul(places, S.expand_dims(updates, axis=-1)), axis=last)
+    return S.SwapAxis(S.where(S.max(places, axis=last), values, data), dim1=axis, dim2=last)
+
+
+def _topk(n: Node) -> Any:
+    count, rising = np.ravel(n.option("k", 1)).tolist()[0], not n.get("largest", 1)
+    return S.topk(n[0], k=count, axis=n.get("axis", -1), ret_typ="both", is_ascend=rising, dtype="int64")
+
+
+# ------------------------------------------------------------------------------------------ layers
+def _gemm(n: Node) -> Any:
+    alpha, beta, flips, rows = n.get("alpha", 1), n.get("beta", 1), (n.get("transA", 0), n.get("transB", 0)), n.shapes(1)[0][0]
+    if (alpha, beta, *flips) == (1, 1, 0, 1) and (not n.has(2) or n.shapes(2)[0] == (rows,)):
+        return S.FullyConnected(*n.all, num_hidden=rows, no_bias=not n.has(2))
+    out = S.dot(n[0], n[1], transpose_a=bool(flips[0]), transpose_b=bool(flips[1])) * alpha
+    return S.broadcast_add(out, n[2] * beta) if n.has(2) else out
+
+
+def _window(n: Node, kernel: Sequence[int]) -> tuple[Any, ...]:
+    """Return (strides, dilations, paddings at the begin, at the end) of a convolution or pooling."""
+    count, mode = len(kernel), n.get("auto_pad", "NOTSET")
+    stride, dilate = (tuple(n.get(key) or (1,) * count) for key in ("strides", "dilations"))
+    pads = tuple(n.get("pads") or (0,) * 2 * count)
+    if mode.startswith("SAME"):
+        open_sizes = len({s[2:] for s in n.shapes()}) > 1 and max(stride) > 1
+        n.need(not open_sizes and n.kind != "ConvTranspose", f"has auto_pad={mode} and strides, for images of any size", FIX)
+        axes = zip(n.shapes()[0][2:], stride, kernel, dilate, strict=True)
+        totals = [max((-(-size // s) - 1) * s + (k - 1) * d + 1 - size, 0) for size, s, k, d in axes]
+        small, large = tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
+        pads = small + large if mode == "SAME_UPPER" else large + small
+    return stride, dilate, pads[:count], pads[count:]
+
+
+def _even(x: Any, begins: Sequence[int], ends: Sequence[int], value: Any = 0) -> tuple[Any, Sequence[int]]:
+    """Return (array, padding of both sides); if the sides differ, a node before pads."""
+    width = (0, 0, 0, 0, *(p for pair in zip(begins, ends, strict=True) for p in pair))
+    even = begins == ends
+    return (x, begins) if even else (S.Pad(x, mode="constant", pad_width=width, constant_value=value), (0,) * len(begins))
+
+
+def _conv(n: Node) -> Any:
+    (rows, _, *kernel), group = n.shapes(1)[0], n.get("group", 1)
+    stride, dilate, begins, ends = _window(n, kernel)
+    data, pad = _even(n[0], begins, ends)
+    own = {"kernel": kernel, "stride": stride, "dilate": dilate, "pad": pad}
+    return S.Convolution(data, *n.all[1:], num_filter=rows, num_group=group, no_bias=not n.has(2), **own)
+
+
+def _conv_transpose(n: Node) -> Any:
+    """Convert to Deconvolution, whose `pad` crops both sides, and `adj` adds at the end."""
+    (_, columns, *kernel), group = n.shapes(1)[0], n.get("group", 1)
+    stride, dilate, begins, ends = _window(n, kernel)
+    extra = [b - e + o for b, e, o in zip(begins, ends, n.get("output_padding") or [0] * len(kernel), strict=True)]
+    own = {"kernel": kernel, "stride": stride, "dilate": dilate, "pad": begins, "adj": [max(e, 0) for e in extra]}
+    out = S.Deconvolution(*n.all, num_filter=columns * group, num_group=group, no_bias=not n.has(2), **own)
+    cuts = [(axis, size) for axis, size in enumerate(extra, 2) if size < 0]
+    return functools.reduce(lambda x, cut: S.slice_axis(x, axis=cut[0], begin=0, end=cut[1]), cuts, out)
+
+
+def _pool(kind: str) -> Convert:
+    def convert(n: Node) -> Any:
+        kernel, full, inside = tuple(n.attrs["kernel_shape"]), bool(n.get("ceil_mode")), bool(n.get("count_include_pad"))
+        stride, dilate, begins, ends = _window(n, kernel)
+        behind = full and any(end + s > k for end, s, k in zip(ends, stride, kernel, strict=True))
+        n.need(max(dilate) == 1 and not behind, "has dilations, or ceil_mode and windows behind the data")
+        own = {"kernel": kernel, "stride": stride, "pooling_convention": "full" if full else "valid", "p_value": n.get("p", 2)}
+
+        def pooled(x: Any, inside: bool) -> Any:
+            x, pad = _even(x, begins, ends, np.finfo(np.float32).min if kind == "max" else 0)
+            return S.Pooling(x, **own, pad=pad, pool_type=kind, count_include_pad=inside)
+
+        means = kind == "avg" and not inside and begins != ends  # zeros of the node that pads do not count
+        return pooled(n[0], True) / pooled(S.ones_like(n[0]), True) if means else pooled(n[0], inside)
+
+    return convert
+
+
+def _global_pool(kind: str) -> Convert:
+    return lambda n: S.Pooling(n[0], global_pool=True, kernel=(1,) * (n.rank() - 2), pool_type=kind, p_value=n.get("p", 2))
+
+
+def _resize(n: Node) -> Any:
+    first, mode, shapes = n.opset < 11, n.get("mode", "nearest"), n.shapes()
+    how = n.get("coordinate_transformation_mode", "asymmetric" if first else "half_pixel")
+    near = n.get("nearest_mode", "floor" if first else "round_prefer_floor")
+    scales, sizes = n.option("scales", 1 if first else 2), n.option("sizes", 3)
+    scales = scales or [1, 1, *(b / a for a, b in zip(shapes[0][2:], sizes[2:], strict=True))]
+    copies = (how, near) in (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"))
+    if mode == "nearest" and copies and all(float(scale).is_integer() for scale in scales):
+        return functools.reduce(lambda x, axis: S.repeat(x, repeats=int(scales[axis]), axis=axis), range(2, n.rank()), n[0])
+    images = {tuple(int(d * scale + 1e-6) for d, scale in zip(s[2:], scales[2:], strict=True)) for s in shapes}
+    linear = mode == "linear" and how != "asymmetric" and n.rank() == 4 and len(images) == 1
+    n.need(linear, f"resizes {shapes} by {scales}, {mode!r}, {how!r}, {near!r}")
+    height, width = images.pop()
+    return S.contrib.BilinearResize2D(n[0], height=height, width=width, align_corners=how == "align_corners")
+
+
+def _roi_align(n: Node) -> Any:
+    n.need(n.get("mode", "avg") == "avg", "has mode='max'")
+    rois = S.Concat(S.Cast(S.expand_dims(n[2], axis=1), dtype="float32"), n[1], dim=1)
+    aligned = n.get("coordinate_transformation_mode", "half_pixel") == "half_pixel" and n.opset >= 16
+    own = {"spatial_scale": n.get("spatial_scale", 1.0), "sample_ratio": n.get("sampling_ratio") or -1, "aligned": aligned}
+    return S.contrib.ROIAlign(n[0], rois, pooled_size=(n.get("output_height", 1), n.get("output_width", 1)), **own)
+
+
+def _layer_norm(n: Node) -> Any:
+    n.need(n.get("axis", -1) % n.rank() == n.rank() - 1, "normalizes over several axes")
+    return S.LayerNorm(n[0], n[1], n[2] if n.has(2) else S.zeros_like(n[1]), axis=-1, eps=n.get("epsilon", 1e-5))
+
+
+def _recurrent(n: Node) -> Any:
+    (directions, _, hidden), names = n.shapes(2)[0], [name.decode() for name in n.get("activations", ())]
+    mode = n.kind.lower() if n.kind != "RNN" else f"rnn_{(names or ['Tanh'])[0].lower()}"
+    usual = n.kind == "RNN" or names in ([], ["Sigmoid", "Tanh", "Tanh"][: 2 + (n.kind == "LSTM")] * directions)
+    usual = usual and mode in ORDER and (n.kind != "GRU" or n.get("linear_before_reset"))
+    n.need(usual and n.get("direction") != "reverse" and not n.has(7), "has attributes that MXNet's RNN lacks")
+    order, weights = np.argsort(ORDER[mode]), [n.values(i)[0] for i in (1, 2)]
+    bias = n.values(3)[0] if n.has(3) else np.zeros((directions, 2 * len(order) * hidden), np.float32)
+    parts = [w[d] for d in range(directions) for w in weights] + [half for row in bias for half in np.split(row, 2)]
+    values = np.concatenate([part.reshape(len(order), -1)[order].reshape(-1) for part in parts])
+    flat = n.reader.parameter(f"{n.name}_parameters", values)
+    zeros = S.sum(S.zeros_like(n[0]), axis=(0, 2), keepdims=True)
+    states = [n[i] if n.has(i) else S.broadcast_axis(zeros, axis=(0, 2), size=(directions, hidden)) for i in (5, 6)]
+    own = {"state_size": hidden, "num_layers": 1, "mode": mode, "bidirectional": directions == 2, "state_outputs": True}
+    own |= {"sequence_length": n[4], "use_sequence_length": True} if n.has(4) else {}
+    out, *ends = S.RNN(n[0], flat, *states[: 1 + (n.kind == "LSTM")], **own)
+    return [S.transpose(S.Reshape(out, shape=(0, 0, -4, directions, -1)), axes=(0, 2, 1, 3)), *ends]
+
+
+# ------------------------------------------------------------------------------------------ the table
+DTYPES = {number: name for name, number in TYPES.items()}
+STEMS = """
+Add=add Sub=subtract Mul=multiply Div=divide Pow=power Mod=modulo Max=maximum Min=minimum Sum=add Equal=equal Greater=greater
+GreaterOrEqual=greater_equal Less=lesser LessOrEqual=lesser_equal And=logical_and Or=logical_or Xor=logical_xor
+"""
+OPERATORS: dict[str, Convert] = {
+    **{theirs: _one(ours) for ours, theirs in reversed(PLAIN.items())},
+    **{name: _nary(stem) for name, stem in (pair.split("=") for pair in STEMS.split())},
+    **{f"Reduce{name}": _reduce(name.lower()) for name in ("Sum", "Mean", "Prod", "Max", "Min")},
+    "ReduceL1": _reduce("sum", S.abs), "ReduceL2": _reduce("sum", S.square, S.sqrt), "Size": _one("size_array"),
+    "ReduceLogSum": _reduce("sum", after=S.log), "ReduceLogSumExp": _reduce("sum", S.exp, S.log),
+    "ReduceSumSquare": _reduce("sum", S.square),
+    "ArgMax": _arg("argmax"), "ArgMin": _arg("argmin"), "Not": _one("logical_not"), "Softmax": _softmax("softmax"),
+    "LogSoftmax": _softmax("log_softmax"), "AveragePool": _pool("avg"), "LpPool": _pool("lp"), "MaxPool": _pool("max"),
+    "GlobalAveragePool": _global_pool("avg"), "GlobalLpPool": _global_pool("lp"), "GlobalMaxPool": _global_pool("max"),
+    "Conv": _conv, "ConvTranspose": _conv_transpose, "ConstantOfShape": _filled, "DepthToSpace": _depth_to_space,
+    "Expand": _expand, "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "Gemm": _gemm,
+    "GRU": _recurrent, "LSTM": _recurrent, "RNN": _recurrent, "LayerNormalization": _layer_norm, "Pad": _pad, "Range": _range,
+    "Reshape": _reshape, "Resize": _resize, "Upsample": _resize, "RoiAlign": _roi_align, "Slice": _slice, "Split": _split,
+    "ScatterElements": _scatter_elements, "TopK": _topk, "Unsqueeze": _unsqueeze, "Where": _where,
+    "BatchNormalization": lambda n: S.BatchNorm(
+        *n.all, eps=n.get("epsilon", 1e-5), momentum=n.get("momentum", 0.9), fix_gamma=False
+    ),
+    "Cast": lambda n: S.Cast(n[0], dtype=DTYPES[n.attrs["to"]]),
+    "Clip": lambda n: S.clip(n[0], a_min=n.option("min", 1, -math.inf), a_max=n.option("max", 2, math.inf)),
+    "Concat": lambda n: S.Concat(*n.all, dim=n.attrs["axis"]),
+    "CumSum": lambda n: S.cumsum(n[0], axis=np.ravel(n.option("axis", 1)).tolist()[0]),
+    "Dropout": lambda n: S.Dropout(n[0], p=n.option("ratio", 1, 0.5)),
+    "Elu": lambda n: S.LeakyReLU(n[0], act_type="elu", slope=n.get("alpha", 1.0)),
+    "Flatten": lambda n: S.Flatten(n[0]) if n.get("axis", 1) == 1 else _matrix(n, n.attrs["axis"] % (n.rank() + 1)),
+    "Gelu": lambda n: S.LeakyReLU(n[0], act_type="gelu"),
+    "HardSigmoid": lambda n: S.hard_sigmoid(n[0], alpha=n.get("alpha", 0.2), beta=n.get("beta", 0.5)),
+    "HardSwish": lambda n: n[0] * S.hard_sigmoid(n[0], alpha=1 / 6, beta=0.5),
+    "InstanceNormalization": lambda n: S.InstanceNorm(*n.all, eps=n.get("epsilon", 1e-5)),
+    "IsNaN": lambda n: S.broadcast_not_equal(n[0], n[0]),
+    "LRN": lambda n: S.LRN(
+        n[0], alpha=n.get("alpha", 1e-4), beta=n.get("beta", 0.75), knorm=n.get("bias", 1.0), nsize=n.attrs["size"]
+    ),
+    "LeakyRelu": lambda n: S.LeakyReLU(n[0], act_type="leaky", slope=n.get("alpha", 0.01)),
+    "LpNormalization": lambda n: S.broadcast_div(
+        n[0], S.norm(n[0], ord=n.get("p", 2), axis=n.get("axis", -1), keepdims=True)
+    ),
+    "MatMul": lambda n: S.dot(*n.all) if n.rank(1) < 3 else S.batch_dot(*n.all),
+    "MaxRoiPool": lambda n: S.ROIPooling(
+        *n.all, pooled_size=n.attrs["pooled_shape"], spatial_scale=n.get("spatial_scale", 1.0)
+    ),
+    "Mean": lambda n: functools.reduce(S.broadcast_add, n.all) / len(n.inputs),
+    "Mish": lambda n: n[0] * S.tanh(S.Activation(n[0], act_type="softrelu")),
+    "PRelu": lambda n: S.broadcast_add(S.relu(n[0]), S.broadcast_mul(n[1], S.clip(n[0], a_min=-math.inf, a_max=0))),
+    "ReverseSequence": lambda n: S.SequenceReverse(n[0], n[1], use_sequence_length=True, axis=n.get("time_axis", 0)),
+    "Selu": lambda n: n.get("gamma", 1.050701) * S.LeakyReLU(n[0], act_type="elu", slope=n.get("alpha", 1.6732632)),
+    "Shape": lambda n: S.slice_axis(S.shape_array(n[0]), axis=0, begin=n.get("start", 0), end=n.get("end")),
+    "Softplus": lambda n: S.Activation(n[0], act_type="softrelu"),
+    "SpaceToDepth": lambda n: S.space_to_depth(n[0], block_size=n.attrs["blocksize"]),
+    "Squeeze": lambda n: S.squeeze(n[0], axis=n.option("axes", 1)),
+    "Tile": lambda n: S.tile(n[0], reps=n.option("repeats", 1)),
+    "Transpose": lambda n: S.transpose(n[0], axes=n.get("perm")),
+}  # fmt: skip
