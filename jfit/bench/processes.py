@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import tempfile
@@ -48,21 +49,15 @@ def run_together(
         ['3\\n']
     """
     processes: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         files = [(Path(folder, f"{rank}.out"), Path(folder, f"{rank}.err")) for rank in range(len(commands))]
-        try:
-            for (out, err), command, environment in zip(files, commands, environments, strict=True):
-                with out.open("wb") as stdout, err.open("wb") as stderr:
-                    process = subprocess.Popen(
-                        list(command), env=dict(environment), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
-                    )
-                processes.append(process)
-            failed, late = _wait(processes, timeout)
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
+        for pair, command, environment in zip(files, commands, environments, strict=True):
+            out, err = (stack.enter_context(file.open("wb")) for file in pair)
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            stack.callback(process.wait)
+            stack.callback(process.kill)  # which comes before `wait`, and does nothing if the process has ended
+            processes.append(process)
+        failed, late = _wait(processes, timeout)
         if failed or late:
             reasons = [f"process {rank} ended with status {processes[rank].returncode}" for rank in failed]
             reasons += [f"process(es) {', '.join(map(str, late))} had not ended after {timeout:.0f} s"] if late else []

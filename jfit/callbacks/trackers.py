@@ -34,13 +34,13 @@ def tensorboard(directory: str | os.PathLike[str], *, every: int | None = None) 
         ('fit_start', 'log', 'evaluation', 'epoch_end', 'fit_end')
     """
 
-    def start(event: Event, state: None) -> tuple[Any, None]:
+    def start(event: Event, state: None) -> tuple[Any, None, bool]:
         # Curves are hidden from this step on; the values of the last step before a resume are those of the checkpoint.
         first = event.step + 1 if event.step else 0
         writer = _package("tensorboardX", "tensorboard").SummaryWriter(logdir=os.fspath(directory), purge_step=first)
         lines = [f"| {name} | {value} |" for name, value in _settings(event).items()]
         writer.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *lines]), event.step)
-        return writer, state
+        return writer, state, True
 
     def log(writer: Any, event: Event, values: dict[str, float]) -> None:
         for name, value in values.items():
@@ -75,23 +75,19 @@ def wandb(*, every: int | None = None, **init: Any) -> Callback:
         'wandb'
     """
 
-    def start(event: Event, state: str | None) -> tuple[Any, str | None]:
+    def start(event: Event, state: str | None) -> tuple[Any, str | None, bool]:
         package, settings = _package("wandb", "wandb"), _settings(event)
         if package.run is not None:
             package.run.config.update(settings, allow_val_change=True)
-            return (package.run, False), package.run.id
+            return package.run, package.run.id, False
         again = {} if state is None else {"id": state, "resume": "allow"}
         run = package.init(**{**init, **again, "config": {**settings, **dict(init.get("config") or {})}})
-        return (run, True), run.id
+        return run, run.id, True
 
-    def log(session: tuple[Any, bool], event: Event, values: dict[str, float]) -> None:
-        session[0].log({"epoch": event.epoch, **values}, step=event.step)
+    def log(run: Any, event: Event, values: dict[str, float]) -> None:
+        run.log({"epoch": event.epoch, **values}, step=event.step)
 
-    def finish(session: tuple[Any, bool], failed: bool) -> None:
-        if session[1]:
-            session[0].finish(exit_code=int(failed))
-
-    return _tracker("wandb", _Calls(start, log, finish), every)
+    return _tracker("wandb", _Calls(start, log, lambda run, failed: run.finish(exit_code=int(failed))), every)
 
 
 def mlflow(*, every: int | None = None, **start_run: Any) -> Callback:
@@ -118,49 +114,49 @@ def mlflow(*, every: int | None = None, **start_run: Any) -> Callback:
         'mlflow'
     """
 
-    def start(event: Event, state: str | None) -> tuple[Any, str | None]:
+    def start(event: Event, state: str | None) -> tuple[Any, str | None, bool]:
         package = _package("mlflow", "mlflow")
         active = package.active_run()
         run = package.start_run(**(start_run if state is None else {"run_id": state})) if active is None else active
         if run.info.run_id != state:  # MLflow raises if a param of a run changes, such as the number of epochs after a resume
             package.log_params(_settings(event))
-        return (package, active is None), run.info.run_id
+        return package, run.info.run_id, active is None
 
-    def log(session: tuple[Any, bool], event: Event, values: dict[str, float]) -> None:
+    def log(package: Any, event: Event, values: dict[str, float]) -> None:
         # MLflow rejects names with other characters than these, such as "<lambda>".
         metrics = {re.sub(r"[^\w\-. /]", "_", name): value for name, value in values.items()}
-        session[0].log_metrics(metrics, step=event.step)
+        package.log_metrics(metrics, step=event.step)
 
-    def finish(session: tuple[Any, bool], failed: bool) -> None:
-        if session[1]:
-            session[0].end_run(status="FAILED" if failed else "FINISHED")
+    def finish(package: Any, failed: bool) -> None:
+        package.end_run(status="FAILED" if failed else "FINISHED")
 
     return _tracker("mlflow", _Calls(start, log, finish), every)
 
 
 class _Calls(NamedTuple):
-    """The calls of a tracker's package: start(event, state) -> (session, state), log(session, event, values), finish."""
+    """The calls of a tracker's package; start(event, state) -> (session, state, whether it opened the session)."""
 
-    start: Callable[[Event, Any], tuple[Any, Any]]
+    start: Callable[[Event, Any], tuple[Any, Any, bool]]
     log: Callable[[Any, Event, dict[str, float]], None]
     finish: Callable[[Any, bool], None]  # (session, whether training raised an exception)
 
 
 def _tracker(name: str, calls: _Calls, every: int | None) -> Callback:
     """Make a callback that opens a session of a tracker for each training, and closes it after exceptions too."""
-    session: Any = None
+    session, is_ours = None, False
     outer: Any = None  # the exception that was being handled when training started
 
     def on(event: Event, state: Any) -> Any:
-        nonlocal session, outer
+        nonlocal session, is_ours, outer
         if event.kind == "fit_start":
             outer = sys.exception()
-            session, state = calls.start(event, state)
+            session, state, is_ours = calls.start(event, state)
         elif session is None or event.ends_epoch:
             pass  # the tracker did not start, and "fit_end" follows its exception; or "epoch_end" has the same values
         elif event.kind == "fit_end":
             ended, session = session, None
-            calls.finish(ended, sys.exception() is not outer)
+            if is_ours:
+                calls.finish(ended, sys.exception() is not outer)
         else:
             prefix = "step/" if event.kind == "step_log" else ""
             values = {prefix + key: float(value) for key, value in scalars(event.logs).items() if value is not None}

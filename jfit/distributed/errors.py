@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 # parts of the messages of collectives that end because another process is gone
-_GONE = ("gloo", "connection closed", "connection reset", "socket closed", "broken pipe", "unavailable:", "nccl")
-_GONE += ("coordination",)
+_GONE = (
+    "gloo", "connection closed", "connection reset", "socket closed", "broken pipe", "unavailable:", "nccl", "coordination",
+)  # fmt: skip
 
 
 class JobError(RuntimeError):

@@ -290,13 +290,13 @@ Example:
 """
 
 
-def pack(header: Any, content: bytes) -> bytes:
+def pack(header: Any, s: bytes) -> bytes:
     """Encode header, labels and content as one record.
 
     Args:
         header: an `IRHeader` or tuple (flag, label, id, id2).  The flag is ignored: it is written as 0 if the label is a
             number, and as n if it is an array of n labels, which are stored as float32 after the header.
-        content: bytes of the image file.
+        s: bytes of the image file.
 
     Returns:
         bytes of the record.
@@ -313,14 +313,14 @@ def pack(header: Any, content: bytes) -> bytes:
     if not isinstance(label, numbers.Number):
         array = np.asarray(label, np.dtype("<f4"))
         labels, flag, label = array.tobytes(), array.size, 0
-    return _IMAGE.pack(flag, label, header.id, header.id2) + labels + bytes(content)
+    return _IMAGE.pack(flag, label, header.id, header.id2) + labels + bytes(s)
 
 
-def unpack(record: bytes, path: str | os.PathLike[str] = "record", where: str = "header") -> tuple[Any, bytes]:
+def unpack(s: bytes, path: str | os.PathLike[str] = "record", where: str = "header") -> tuple[Any, bytes]:
     """Decode a record written by `pack`.
 
     Args:
-        record: bytes of the record.
+        s: bytes of the record.
         path: file that contains it, for messages.
         where: its position in the file, for messages.
 
@@ -337,14 +337,14 @@ def unpack(record: bytes, path: str | os.PathLike[str] = "record", where: str = 
     """
     needed = _IMAGE.size
     header = None
-    if len(record) >= needed:
-        header = IRHeader(*_IMAGE.unpack_from(record))
+    if len(s) >= needed:
+        header = IRHeader(*_IMAGE.unpack_from(s))
         needed += 4 * header.flag
-    if header is None or len(record) < needed:
+    if header is None or len(s) < needed:
         labels = "" if header is None else f" with {header.flag} labels"
-        problem = f"the header of an image record{labels} has {needed} bytes, the record has {len(record)}"
+        problem = f"the header of an image record{labels} has {needed} bytes, the record has {len(s)}"
         raise FormatError(path, where, problem, "the record is damaged or not an image record: create the file again.")
     if not header.flag:
-        return header, record[_IMAGE.size :]
-    labels = np.frombuffer(record, np.dtype("<f4"), header.flag, _IMAGE.size)
-    return header._replace(label=labels), record[needed:]
+        return header, s[_IMAGE.size :]
+    labels = np.frombuffer(s, np.dtype("<f4"), header.flag, _IMAGE.size)
+    return header._replace(label=labels), s[needed:]

@@ -26,8 +26,10 @@ eye, histogram = (bind_class(Symbol, build) for build in (create.eye, create.his
 load = bind_class(Symbol, serial.load)
 load_json = bind_class(Symbol, serial.load_json)
 
-__all__ = ["AttrScope", "GraphError", "Group", "NameManager", "Prefix", "Symbol", "Variable", "arange", "contrib", "eye"]
-__all__ += ["full", "histogram", "linspace", "load", "load_json", "ones", "var", "zeros"]
+__all__ = [
+    "AttrScope", "GraphError", "Group", "NameManager", "Prefix", "Symbol", "Variable", "arange", "contrib", "eye", "full",
+    "histogram", "linspace", "load", "load_json", "ones", "var", "zeros",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -31,14 +31,15 @@ from jfit.mxnet.util import (
 
 contrib: typing.Any
 gluon: typing.Any
+notebook: typing.Any
 onnx: typing.Any
 __version__: str
 __all__ = [
     "AttrScope", "Context", "Executor", "MXNetError", "attribute", "autograd", "base", "callback", "context", "contrib",
     "cpu", "cpu_pinned", "current_context", "engine", "error", "executor", "executor_manager", "gluon", "gpu", "image",
     "img", "init", "initializer", "io", "is_np_array", "is_np_shape", "kv", "kvstore", "log",
-    "lr_scheduler", "metric", "misc", "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray", "np", "np_array",
-    "np_shape", "npx", "num_gpus", "numpy", "numpy_extension", "onnx", "operator", "optimizer", "profiler", "random",
+    "lr_scheduler", "metric", "misc", "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray", "notebook", "np",
+    "np_array", "np_shape", "npx", "num_gpus", "numpy", "numpy_extension", "onnx", "operator", "optimizer", "profiler", "random",
     "recordio", "registry", "rnd", "rnn", "runtime", "set_np_shape", "sym", "symbol", "test_utils", "tpu", "use_np",
     "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -319,14 +318,10 @@ def _bytes(data: Array, taps: Sequence[tuple[np.ndarray, np.ndarray]]) -> Array:
 
 def _area(old: int, new: int) -> np.ndarray:
     """Return weights (new, old) of area interpolation: the fraction of each output entry that each input entry covers."""
-    scale = old / new
-    weights = np.zeros((new, old))
-    for k in range(new):
-        start, end = k * scale, min((k + 1) * scale, old)
-        for entry in range(math.floor(start + 1e-9), min(math.ceil(end - 1e-9), old)):
-            share = min(end, entry + 1) - max(start, entry)
-            weights[k, entry] = share / (end - start) if share > 1e-3 else 0
-    return weights.astype(np.float32)
+    edges, entries = np.arange(new + 1)[:, None] * (old / new), np.arange(old)
+    start, end = edges[:-1], np.minimum(edges[1:], old)
+    share = np.minimum(end, entries + 1) - np.maximum(start, entries)
+    return np.where(share > 1e-3, share / (end - start), 0).astype(np.float32)
 
 
 def _by_area(data: Array, weights: Sequence[np.ndarray]) -> Array:

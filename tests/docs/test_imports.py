@@ -19,7 +19,7 @@ def test_names_are_those_that_type_checkers_read(package):
     tree = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
     names = {a.asname or a.name: (n.module or package.__name__, a.name) for n in imports for a in n.names}
-    assert set(package.__all__) - {"contrib", "gluon", "onnx"} == set(names) and set(names) <= set(dir(package))
+    assert set(package.__all__) - {"contrib", "gluon", "notebook", "onnx"} == set(names) and set(names) <= set(dir(package))
     for name, (module, attribute) in names.items():
         source = importlib.import_module(module)
         expected = getattr(source, attribute, None) or importlib.import_module(f"{module}.{attribute}")

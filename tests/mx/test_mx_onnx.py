@@ -85,6 +85,7 @@ LINES = {  # opset -> nodes in ONNX's text format; I(...) is a constant vector o
         Gelu(table)  Mish(table)  HardSwish(table)  LayerNormalization<epsilon=0.1>(rows,scale,four)
         LayerNormalization(rows,scale)  ReduceMean(rows,I(1))  Split<axis=1,num_outputs=2>(line)  Dropout(table)
         Cast<to=7>(table)  Softmax<axis=0>(rows)  ReduceMax<noop_with_empty_axes=1>(rows)  Shape<start=1>(image)
+        Trilu(rows)  Trilu<upper=0>(rows,K64(1))
     """,
 }
 # how a constant is written in LINES -> its value
@@ -151,12 +152,13 @@ OPEN = """
     d = Shape(table)  e = Slice(d,I(0),I(1))  q = Concat<axis=0>(rows,rows)  y1 = Slice(q,I(1),I(-1))  y2 = Slice(q,I(0),e)
     y3 = Expand(one_four,d)  r = Squeeze(e,I(0))  y4 = Range(K64(0),r,K64(1))  k = Transpose<perm=[0,2,1]>(rows)
     m = MatMul(rows,k)  i = Where(mask,m,S(-9))  t = Softmax<axis=-1>(i)  y5 = MatMul(t,rows)  y6 = Flatten<axis=2>(image)
+    l = Concat<axis=0>(e,e)  f = ConstantOfShape<value=float[1]{2}>(l)  y7 = Trilu(f,K64(1))
     y0 = Relu(a)
 """
 
 
 def test_sizes_that_a_file_leaves_open_stay_open(tmp_path):
-    model = model_of(OPEN, 13)
+    model = model_of(OPEN, 14)
     imported = mx.contrib.onnx.import_model(saved(model, tmp_path))
     for rows in (1, 3):
         data = {i.name: np.resize(DATA[i.name], (rows, *DATA[i.name].shape[1:])) for i in model.graph.input}
@@ -184,6 +186,17 @@ def test_a_file_becomes_a_block_with_its_parameters(tmp_path):
     assert not np.array_equal(net.collect_params()["w"].data().asnumpy(), WEIGHTS["w"])
 
 
+def test_a_mask_in_a_file_is_not_trained(tmp_path):
+    path = saved(model_of("h = Mul(table,four)  y = Where(flags,h,S(0))", 13), tmp_path)
+    net = mx.contrib.onnx.import_to_gluon(path, mx.cpu())
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
+    with mx.autograd.record():
+        loss = net(mx.nd.array(DATA["table"])).sum()
+    loss.backward()
+    trainer.step(1)
+    assert net.collect_params()["flags"].data().asnumpy().tolist() == [True, False, True, True]
+
+
 def test_nodes_have_the_names_of_the_file_and_metadata_its_shapes(tmp_path):
     path = small(tmp_path)[1]
     symbol, args, aux = mx.contrib.onnx.import_model(path)
@@ -199,6 +212,7 @@ def test_nodes_have_the_names_of_the_file_and_metadata_its_shapes(tmp_path):
     ("line", "message"),
     [
         ("Hardmax(table)", r"node 'n0', Hardmax of opset 13, has no form in MXNet's operators; .*ONNX Runtime\."),
+        ("com.acme.Foo(four)", "node 'n0', com.acme.Foo of opset 13, has no form in MXNet's operators"),
         ("CumSum<reverse=1>(rows,K64(1))", r"CumSum of opset 13, has \{'reverse': 1\}, which MXNet's"),
         ("TopK(rows,ids)", r"node 'n0', TopK of opset 13, has k that depend on data or shapes, and must be constant"),
         (

@@ -15,13 +15,13 @@ import numpy as np
 from jfit.graph.infer import FLOAT, trace_shapes
 from jfit.graph.nodes import Node as GraphNode
 from jfit.graph.scopes import Prefix
-from jfit.mxnet.contrib.onnx_operators import FIX, OPERATORS, REQUIRED
+from jfit.mxnet.contrib.onnx_operators import FIX, HINT, OPERATORS, REQUIRED
 from jfit.mxnet.gluon.hybrid import SymbolBlock
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array
 from jfit.mxnet.symbol import Group, Symbol, Variable
 
-PROBES = (2, 3)  # multiples of 32, so that networks which halve sizes accept them
+PROBES = (1, 2)  # of 32 entries, so that networks which halve sizes accept them; then 3 and 4 for the next open size, ...
 Imported = tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]
 
 
@@ -63,6 +63,9 @@ def import_to_gluon(model_file: str, ctx: Any) -> SymbolBlock:
     reader = _Reader(_load(model_file))
     symbol, args, aux = reader.result()
     block = SymbolBlock(symbol, [reader.symbols[name] for name in reader.inputs])
+    for name, value in args.items():
+        if np.dtype(value.dtype).kind in "biu":  # such as masks
+            block.params[name].grad_req = "null"
     block.params.load_dict(args | aux, ctx, cast_dtype=True, dtype_source="saved")
     return block
 
@@ -156,15 +159,11 @@ class Node:
     def like(self, sizes: Sequence[int]) -> tuple[Symbol, int]:
         """Return (array, axis) with the size `sizes[p]` for each number in `PROBES`."""
         arrays = [self.reader.symbol(n) for n in (*self.inputs, *self.reader.inputs) if n not in self.reader.values]
-        axes = [
-            (x, axis) for x in arrays for axis, s in enumerate(zip(*self.reader.shapes(x), strict=True)) if list(s) == [*sizes]
-        ]
+        axes = [(x, i) for x in arrays for i, s in enumerate(zip(*self.reader.shapes(x), strict=True)) if s == tuple(sizes)]
         self.need(bool(axes), "needs a size that no input has", FIX)
         return axes[0]
 
-    def need(
-        self, condition: Any, problem: str, hint: str = "export it with other operators, or run it in ONNX Runtime"
-    ) -> None:
+    def need(self, condition: Any, problem: str, hint: str = HINT) -> None:
         """Raise an error with the name of the node unless the condition holds."""
         if not condition:
             where = f"import_model: node {self.name!r}, {self.kind} of opset {self.opset},"
@@ -197,7 +196,7 @@ class _Reader:
         for value in _inputs(self.proto):
             dims = enumerate(value.type.tensor_type.shape.dim)
             numbers = [d.dim_value or -opens.setdefault(d.dim_param or (value.name, i), len(opens) + 1) for i, d in dims]
-            shapes = [tuple(d if d > 0 else 32 * (p - 3 * d) for d in numbers) for p in PROBES]
+            shapes = [tuple(d if d > 0 else 32 * (p - 2 * d - 2) for d in numbers) for p in PROBES]
             self._variable(value.name, shapes, helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
 
     def result(self) -> Imported:
@@ -237,11 +236,7 @@ class _Reader:
         if (id(node), 0) not in self._shapes and node.op is not None:
             for entry in node.inputs:
                 self._infer(entry.node)
-            ins = (
-                zip(*(self._shapes[id(e.node), e.index] for e in node.inputs), strict=True)
-                if node.inputs
-                else [()] * len(PROBES)
-            )
+            ins = [tuple([self._shapes[id(e.node), e.index][i] for e in node.inputs]) for i in range(len(PROBES))]
             outs = [trace_shapes(node.op, node.params, shapes, (FLOAT,) * len(shapes)) for shapes in ins]
             self._shapes.update({(id(node), i): list(shapes) for i, shapes in enumerate(zip(*outs, strict=True))})
 
@@ -256,11 +251,15 @@ class _Reader:
         if proto.op_type in ("Shape", "Size") and None in feeds.values():  # arrays with these shapes that need no memory
             shapes = self.shapes(self.symbol(proto.input[0]))
             feeds = {proto.input[0]: [np.broadcast_to(np.float32(0), shape) for shape in shapes]}
-        if None in feeds.values() or not (feeds or proto.op_type == "Constant"):
+        known = None not in feeds.values() and (feeds or proto.op_type == "Constant")
+        if not known or proto.domain or any(a.HasField("g") for a in proto.attribute):
             return False
-        run = importlib.import_module("onnx.reference").ReferenceEvaluator(proto, opsets={"": self.opset}).run
+        onnx, names = importlib.import_module("onnx"), [n for n in proto.output if n]
+        inputs, outputs = ([onnx.ValueInfoProto(name=n) for n in group] for group in (feeds, names))
+        graph = onnx.GraphProto(name="folded", node=[proto], input=inputs, output=outputs)
+        run = importlib.import_module("onnx.reference").ReferenceEvaluator(graph, opsets={"": self.opset}).run
         results = [run(None, {n: value[p] for n, value in feeds.items()}) for p in range(len(PROBES))]
-        self.values.update({n: [np.asarray(r[i]) for r in results] for i, n in enumerate(proto.output) if n})
+        self.values.update({n: [np.asarray(r[i]) for r in results] for i, n in enumerate(names)})
         self._folded.update(dict.fromkeys(proto.output, proto))
         return True
 

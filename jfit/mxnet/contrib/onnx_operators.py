@@ -19,11 +19,12 @@ from jfit.mxnet.symbol.symbol import operator
 Node = Any  # onnx_import.Node
 Convert = Callable[[Node], Any]  # returns a symbol, or a list with one for each output
 Shapes = Sequence[Sequence[int]]  # one for each number in onnx_import.PROBES
-FIX = "fix the shapes of the inputs"
+FIX = "fix the shapes of the inputs"  # what to do, in errors
+HINT = "export it with other operators, or run it in ONNX Runtime"
 # Attributes of which only one value has a form here.
 REQUIRED = {
-    "allowzero": 0, "approximate": "none", "clip": 0.0, "exclusive": 0, "fmod": 0, "input_forget": 0, "layout": 0,
-    "output_shape": None, "reverse": 0, "select_last_index": 0,
+    "allowzero": 0, "approximate": "none", "broadcast": 0, "clip": 0.0, "exclusive": 0, "fmod": 0, "input_forget": 0,
+    "layout": 0, "output_shape": None, "reverse": 0, "select_last_index": 0,
 }  # fmt: skip
 
 
@@ -123,6 +124,14 @@ def _range(n: Node) -> Any:
     start, step = n.option("start", 0), n.option("delta", 2)
     like, axis = n.like([math.ceil((end.item() - start) / step) for end in n.values(1)])
     return S.contrib.arange_like(like, axis=axis, start=start, step=step)
+
+
+def _trilu(n: Node) -> Any:
+    numbers = S.Cast(n[0], dtype="float32")  # not bool, which has no numbers for rows and columns
+    rows, columns = (S.contrib.arange_like(numbers, axis=n.rank() + axis) for axis in (-2, -1))
+    above = S.broadcast_sub(S.expand_dims(columns, axis=0), S.expand_dims(rows, axis=1)) - n.option("k", 1, 0)
+    kept = above >= 0 if n.get("upper", 1) else above <= 0
+    return S.where(S.broadcast_like(kept, n[0]), n[0], S.zeros_like(n[0]))
 
 
 def _unsqueeze(n: Node) -> Any:
@@ -280,18 +289,21 @@ def _global_pool(kind: str) -> Convert:
 
 
 def _resize(n: Node) -> Any:
-    first, mode, shapes = n.opset < 11, n.get("mode", "nearest"), n.shapes()
+    first, mode, olds = n.opset < 11, n.get("mode", "nearest"), [s[2:] for s in n.shapes()]
     how = n.get("coordinate_transformation_mode", "asymmetric" if first else "half_pixel")
     near = n.get("nearest_mode", "floor" if first else "round_prefer_floor")
-    scales, sizes = n.option("scales", 1 if first else 2), n.option("sizes", 3)
-    scales = scales or [1, 1, *(b / a for a, b in zip(shapes[0][2:], sizes[2:], strict=True))]
-    copies = (how, near) in (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"))
-    if mode == "nearest" and copies and all(float(scale).is_integer() for scale in scales):
-        return functools.reduce(lambda x, axis: S.repeat(x, repeats=int(scales[axis]), axis=axis), range(2, n.rank()), n[0])
-    images = {tuple(int(d * scale + 1e-6) for d, scale in zip(s[2:], scales[2:], strict=True)) for s in shapes}
-    linear = mode == "linear" and how != "asymmetric" and n.rank() == 4 and len(images) == 1
-    n.need(linear, f"resizes {shapes} by {scales}, {mode!r}, {how!r}, {near!r}")
-    height, width = images.pop()
+    if n.has(3):
+        news = [tuple(sizes[2:].tolist()) for sizes in n.values(3)]
+    else:
+        scales = n.option("scales", 1 if first else 2)[2:]
+        news = [tuple(int(size * scale + 1e-6) for size, scale in zip(old, scales, strict=True)) for old in olds]
+    factors = [{new[i] / old[i] for old, new in zip(olds, news, strict=True)} for i in range(len(olds[0]))]
+    copies = mode == "nearest" and (how, near) in (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"))
+    if copies and all(len(factor) == 1 and min(factor).is_integer() for factor in factors):
+        return functools.reduce(lambda x, i: S.repeat(x, repeats=int(min(factors[i])), axis=i + 2), range(len(factors)), n[0])
+    linear = mode == "linear" and how != "asymmetric" and len(factors) == 2 and len({*news}) == 1
+    n.need(linear, f"resizes {olds} to {news}, {mode!r}, {how!r}, {near!r}")
+    height, width = news[0]
     return S.contrib.BilinearResize2D(n[0], height=height, width=width, align_corners=how == "align_corners")
 
 
@@ -347,7 +359,7 @@ OPERATORS: dict[str, Convert] = {
     "Expand": _expand, "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "Gemm": _gemm,
     "GRU": _recurrent, "LSTM": _recurrent, "RNN": _recurrent, "LayerNormalization": _layer_norm, "Pad": _pad, "Range": _range,
     "Reshape": _reshape, "Resize": _resize, "Upsample": _resize, "RoiAlign": _roi_align, "Slice": _slice, "Split": _split,
-    "ScatterElements": _scatter_elements, "TopK": _topk, "Unsqueeze": _unsqueeze, "Where": _where,
+    "ScatterElements": _scatter_elements, "TopK": _topk, "Trilu": _trilu, "Unsqueeze": _unsqueeze, "Where": _where,
     "BatchNormalization": lambda n: S.BatchNorm(
         *n.all, eps=n.get("epsilon", 1e-5), momentum=n.get("momentum", 0.9), fix_gamma=False
     ),

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jfit import counters
 from jfit.metrics import Metric
+from jfit.parallel.devices import sharding as replicated
 
 
 class Pick(NamedTuple):
@@ -134,9 +135,6 @@ def _together(sums: Any, labels: Any, outputs: Any, weights: Any) -> tuple[Any, 
 
 @functools.lru_cache(maxsize=64)
 def _replicated(sharding: Any) -> Any:
-    if isinstance(sharding, SingleDeviceSharding):
-        return sharding
     if isinstance(sharding, NamedSharding):
         return NamedSharding(sharding.mesh, PartitionSpec())
-    devices = np.array(sorted(sharding.device_set, key=lambda d: d.id))
-    return NamedSharding(Mesh(devices, ("devices",)), PartitionSpec())
+    return replicated(sorted(sharding.device_set, key=lambda d: d.id))

@@ -96,15 +96,6 @@ class NDArray(MutableArray):
         return np.dtype(self.value.dtype if entry is None else entry[0].specs[entry[1]].dtype).type
 
     @property
-    def has_value(self) -> bool:
-        """Whether the array is computed, which one that is recorded is when it is first read."""
-        try:
-            _value_of(self)
-        except AttributeError:
-            return False
-        return True
-
-    @property
     def context(self) -> Context:
         """The device of the array; does not compute the values of a recorded array."""
         entry = self._entry
@@ -472,7 +463,6 @@ def is_recording(array: Any) -> bool:
     return mode.tape is not None and (array._entry is not None or array._grad_req is not None)
 
 
-_value_of = MutableArray.value.__get__  # type: ignore[attr-defined]
 NDArray._kind, NDArray._view = NDArray, View
 KINDS: dict[str, type[NDArray]] = {}  # "np" -> mx.np.ndarray; filled by the module that defines it
 STORAGE: dict[str, Callable[[Any], NDArray]] = {}  # storage type -> NDArray class; filled by the module `sparse`

@@ -24,7 +24,8 @@ def made(name: str) -> Any:
     if name == "_internal":
         return _internal
     if name in PAIRS:
-        return binary_function(*PAIRS[name])
+        call = binary_function(*PAIRS[name])
+        return call if name != "power" else lambda base, exp: call(base, exp)  # the names that MXNet has for the arguments
     if "_update" in name or name == "multi_lars":
         from jfit.mxnet.ndarray import updates  # it imports the optimizers
 

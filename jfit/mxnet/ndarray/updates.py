@@ -140,12 +140,8 @@ def _multi_lars(
     return _written(lrs.value * lars_ratio(sizes, slopes, eta, wds.value, eps), lrs, out)
 
 
-_PHASES: dict[str, Callable[..., Any]] = {
-    "lamb_update_phase1": _lamb_phase1,
-    "lamb_update_phase2": _lamb_phase2,
-    "mp_lamb_update_phase1": _lamb_phase1,
-    "mp_lamb_update_phase2": _lamb_phase2,
-    "multi_lars": _multi_lars,
-}
+_PHASES: dict[str, Callable[..., Any]] = {"multi_lars": _multi_lars}
+_PHASES |= dict.fromkeys(("lamb_update_phase1", "mp_lamb_update_phase1"), _lamb_phase1)
+_PHASES |= dict.fromkeys(("lamb_update_phase2", "mp_lamb_update_phase2"), _lamb_phase2)
 NAMES = [name for name in _RULES if name not in _ELSEWHERE]
 NAMES += [*_PHASES, *(f"{kind}_{name}" for kind in ("multi", "preloaded_multi") for name in _SEVERAL)]

@@ -49,7 +49,7 @@ _PLAIN = (
     "swapaxes take tensordot tile trace transpose tril vdot vstack where"
 )
 _LISTS = "array_split broadcast_arrays dsplit hsplit meshgrid split vsplit"  # the result is a list, also of one array
-_ALIASES = {"row_stack": "vstack", "product": "prod", "sometrue": "any", "alltrue": "all"}
+_ALIASES = {"row_stack": "vstack", "product": "prod", "sometrue": "any", "alltrue": "all", "trapz": "trapezoid"}
 _ALIASES |= {"round": "around", "round_": "around"}
 _CREATE = (
     "arange array blackman empty empty_like eye full full_like genfromtxt hamming hanning identity indices linspace logspace "

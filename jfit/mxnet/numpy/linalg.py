@@ -12,7 +12,7 @@ import numpy as np
 from jfit.mxnet.namespaces import absent
 from jfit.mxnet.numpy.functions import host, of_jax
 
-_JAX = "cholesky det eigh eigvalsh inv norm pinv slogdet solve svd tensorinv tensorsolve"
+_JAX = "cholesky det eigh eigvalsh inv pinv slogdet solve svd tensorinv tensorsolve"
 _HOST = "cond eig eigvals lstsq matrix_power matrix_rank multi_dot qr"  # JAX computes eig on CPUs only
 
 
@@ -33,6 +33,26 @@ def svd(a: Any) -> tuple[Any, ...]:
     return of_jax(jnp.linalg.svd, a, full_matrices=False)
 
 
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    """Compute the norm of a matrix or of vectors.
+
+    Args:
+        x: ndarray.
+        ord: order, as of numpy.linalg.norm; infinity also as "inf".
+        axis: axis of the vectors, or the two axes of the matrices; None: all axes.
+        keepdims: whether the axes stay, with size 1.
+
+    Returns:
+        ndarray.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> norm(mx.np.array([3.0, -4.0]), ord="inf")
+        array(4.)
+    """
+    return of_jax(jnp.linalg.norm, x, ord=np.inf if ord == "inf" else ord, axis=axis, keepdims=keepdims)
+
+
 @functools.cache
 def __getattr__(name: str) -> Callable[..., Any]:
     if name in _JAX.split():
@@ -43,4 +63,4 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def __dir__() -> list[str]:
-    return sorted(f"{_JAX} {_HOST}".split())
+    return sorted(f"{_JAX} {_HOST} norm".split())

@@ -34,7 +34,8 @@ def made(name: str) -> Any:
     if name == "_internal":
         return _internal
     if name in _EQUAL_SHAPES:
-        return _binary_function(name, _EQUAL_SHAPES[name], *PAIRS[name][1:])
+        call = _binary_function(name, _EQUAL_SHAPES[name], *PAIRS[name][1:])
+        return call if name != "power" else lambda base, exp: call(base, exp)  # the names that MXNet has for the arguments
     return find("mx.sym", ("",), name, operator)
 
 

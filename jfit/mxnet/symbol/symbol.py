@@ -80,6 +80,12 @@ class Symbol(Graph):
             types = super().infer_type_partial(*args, **kwargs)
         return tuple([None if t is None else np.dtype(t).type for t in part] for part in types)
 
+    def list_attr(self, recursive: bool = False) -> dict[str, str]:
+        """Attributes of the node as text; `recursive` raises a DeprecationWarning, as in MXNet: use `attr_dict`."""
+        if recursive:
+            raise DeprecationWarning("Symbol.list_attr has no recursive=True any more; use attr_dict, which has all nodes.")
+        return super().list_attr()
+
     def get_backend_symbol(self, backend: str) -> Symbol:
         """Return the symbol itself: XLA optimizes it when it runs."""
         return self

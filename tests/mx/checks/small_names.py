@@ -442,3 +442,24 @@ def check_errors(mx):
         "group": raised(mx.sym.Group, []),
         "compose": raised(mx.sym.FullyConnected, a, num_hidden=2),
     }
+
+
+def check_arguments(mx):
+    """Names and positions of arguments that scripts use."""
+    header, x = mx.recordio.IRHeader(0, 1.0, 2, 0), mx.nd.array([2.0, 3.0])
+    a = mx.np.array([[1.0, -2.0], [3.0, 4.0]])
+    dense = mx.sym.FullyConnected(mx.sym.Variable("x"), num_hidden=2, name="fc")
+    return {
+        "pack": list(mx.recordio.pack(header=header, s=b"ab")),
+        "unpack": list(mx.recordio.unpack(s=mx.recordio.pack(header, b"ab"))[1]),
+        "list_attr": sorted(dense.list_attr(recursive=False).items()),
+        "recursive": raised(dense.list_attr, recursive=True),
+        **{f"norm {ord}": mx.np.linalg.norm(a, ord=ord) for ord in ("inf", np.inf, "fro", None)},
+        "norm axis": mx.np.linalg.norm(a, "inf", 0),
+        "norm keepdims": mx.np.linalg.norm(a, axis=1, keepdims=True),
+        "trapz": mx.np.trapz(mx.np.array([1.0, 2.0, 4.0]), dx=0.5),
+        "power": mx.nd.power(base=x, exp=2),
+        "power array": mx.nd.power(x, exp=x),
+        "power number": mx.nd.power(base=2, exp=x),
+        "power symbol": mx.sym.power(base=mx.sym.Variable("x"), exp=2).eval(x=x)[0],
+    }
