@@ -28,7 +28,8 @@ visualization""".split()  # noqa: SIM905
 _SHARED = {
     "contrib.amp": "contrib.amp.amp contrib.amp.loss_scaler",
     "contrib.legacy": "contrib.autograd contrib.io contrib.tensorboard",
-    "contrib.onnx": "contrib.onnx contrib.quant contrib.quantization",
+    "contrib.onnx": "contrib.onnx",
+    "contrib.quantization": "contrib.quant contrib.quantization",
     "contrib.text": "contrib.text.embedding contrib.text.utils contrib.text.vocab",
     "executor.executor": "executor",
     "gluon.contrib.rnn": "gluon.contrib.rnn.conv_rnn_cell gluon.contrib.rnn.rnn_cell",

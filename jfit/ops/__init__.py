@@ -5,7 +5,7 @@ import importlib as _importlib
 from jfit import lazy as _lazy
 
 _FAMILIES = (
-    "attention boxes control conv copies correlation create ctc custom elementwise hawkes image indexing "
+    "attention boxes calibration control conv copies correlation create ctc custom elementwise hawkes image indexing "
     "linalg loss multibox nn norm pooling proposal quantized random reduce resize rnn roi sampler shape "
     "slicing softmax sorting spectral"
 )

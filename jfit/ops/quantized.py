@@ -486,6 +486,8 @@ def batch_norm(
     ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, low: Array, high: Array, mean: Array, var: Array
 ):
     """q = gamma (x - mean) / √(var + eps) + beta in int8 of the calibrated range; fix_gamma is ignored, as in MXNet."""
+    if not _is_calibrated(attrs):
+        raise ValueError("min_calib_range and max_calib_range are needed: calibrate the model, or leave BatchNorm float")
     size = magnitude(jnp.asarray(attrs.min_calib_range), jnp.asarray(attrs.max_calib_range))
     data = (data // 2).astype(jnp.int8) if data.dtype == jnp.uint8 else data  # uint8 -> int8 of the same range
     step = _fine(data, low, high)

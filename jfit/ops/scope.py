@@ -25,7 +25,6 @@ REASONS = {
     "internal": "MXNet uses it internally only, and its symbol files do not contain it; no replacement is needed",
     "fused": "it is a subgraph that MXNet fused for oneDNN on one processor; save the graph of plain operators, "
     "before get_backend_symbol",
-    "calibration": "it computes quantization thresholds from histograms on the host; load a model that MXNet has calibrated",
     "writes": "it writes into its argument in place, which graphs cannot do; assign to the array (`a[:] = ...`) or use one_hot",
     "values": "the shape of its output depends on the values of its input, so it cannot be compiled; mask with `where` instead",
 }

@@ -509,6 +509,9 @@ def _contrib_box_nms(data: Symbol | None = None, overlap_thresh: float = 0.5, va
 
 _contrib_box_non_maximum_suppression = _contrib_box_nms
 
+def _contrib_calibrate_entropy(hist: Symbol | None = None, hist_edges: Symbol | None = None, num_quantized_bins: int = 255, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+    """T that minimizes KL(p || q), p the histogram clipped to [-T, T], q the same in num_quantized_bins levels; on the host."""
+
 @overload
 def _contrib_count_sketch(data: Symbol | None = None, h: Symbol | None = None, s: Symbol | None = None, *, out_dim: int, processing_batch_size: int = 32, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """y[..., j] = Σ s[i] x[..., i] over all i with h[i] = j; h (hash) and s (signs) have no gradient."""

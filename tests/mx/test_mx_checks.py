@@ -21,6 +21,7 @@ SLOW = ("gluon_block_grad", "gluon_block_layers", "gluon_loss", "gluon_nn", "glu
 SLOW += ("model_zoo", "np_arrays", "np_functions", "old_ops", "operators_more", "suite_more")
 SLOW += ("autograd-check_indexing_and_shapes", "autograd-check_layers", "estimator", "gluon_data-check_random_transforms")
 SLOW += ("small_names-check_conversions", "small_names-check_update_functions", "symbols-check_topk")
+SLOW += ("quantization-check_entropy",)
 IDS = [f"{name}-{check}" for name, check in CASES]
 MARKED = [
     pytest.param(*case, id=of, marks=[pytest.mark.slow] if of.startswith(SLOW) else [])

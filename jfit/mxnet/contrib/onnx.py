@@ -1,9 +1,9 @@
-"""`mx.onnx` and `mx.contrib.onnx`: ONNX files of graphs, by `jfit.export.onnx`; and what of `mx.contrib` jfit does not have."""
+"""`mx.onnx` and `mx.contrib.onnx`: ONNX files of graphs, by `jfit.export.onnx`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -77,21 +77,3 @@ def get_operator_support(opset_version: int | None = None) -> list[str]:
         True
     """
     return converters()
-
-
-def _absent(name: str, remedy: str) -> Callable[..., NoReturn]:
-    def call(*args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"{name} is not supported: {remedy}.")
-
-    call.__name__ = call.__qualname__ = name
-    error = f"NotImplementedError: {name} is not supported: {remedy}."
-    example = f"    >>> {name}()\n    Traceback (most recent call last):\n    ...\n    {error}"
-    call.__doc__ = f"Raise an error: {remedy}.\n\nArgs:\n    args, kwargs: not used.\n\nExample:\n{example}\n"
-    return call
-
-
-_REMEDIES = {
-    "quantize_model quantize_model_mkldnn quantize_graph calib_graph quantize_net quantize_net_v2": "quantize the model with "
-    "MXNet; jfit loads and runs quantized graphs",
-}
-globals().update({name: _absent(name, remedy) for names, remedy in _REMEDIES.items() for name in names.split()})

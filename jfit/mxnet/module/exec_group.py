@@ -82,12 +82,11 @@ class DeviceExecutor:
 
 
 class _Callback:
-    """A function (name, array) as a Monitor."""
-
-    pattern = ".*"
+    """A function (name, array) as a Monitor; a method of an object with `pattern` gets arrays of matching names only."""
 
     def __init__(self, callback: Any, monitor_all: bool) -> None:
         self._callback, self.monitor_all = callback, monitor_all
+        self.pattern = getattr(getattr(callback, "__self__", None), "pattern", ".*")
 
     @property
     def activated(self) -> bool:

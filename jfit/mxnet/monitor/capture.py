@@ -70,12 +70,13 @@ def capture_outputs(
         >>> import jfit
         >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3, name="fc")
         >>> capture_outputs(net, ["data"], monitor_all=True).names
-        ('fc_data', 'fc_weight', 'fc_bias', 'fc_output')
+        ('data', 'fc_data', 'fc_weight', 'fc_bias', 'fc_output')
     """
     matches: dict[str, Entry] = {}
     for _, name, entry in named_entries(symbol, monitor_all):
-        if re.match(pattern, name):
-            matches.setdefault(name, entry)
+        for each in (entry.node.output_name(entry.index), name):  # a variable also has its own name
+            if re.match(pattern, each):
+                matches.setdefault(each, entry)
     computed = {name: entry for name, entry in matches.items() if entry.node.op is not None}
     variables = {name: entry.node.name for name, entry in matches.items() if entry.node.op is None}
     run = forward_step(lower(Symbol((*symbol.heads, *computed.values())), inputs=inputs), train=train)
