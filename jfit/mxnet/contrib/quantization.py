@@ -294,8 +294,8 @@ def quantize_graph(
         excluded_op_names: names of operators that stay float.
         calib_mode: "none": ranges are computed from each batch; "naive": minimum and maximum of the data of the calibration;
             "entropy": the range with the least divergence, see `calibrate_entropy`; "customize": your own collector.
-        quantized_dtype: "int8", "uint8", or "auto": uint8 for arrays without negative values.  As in MXNet, the outputs of uint8
-            convolutions are about twice too large.
+        quantized_dtype: "int8", "uint8", or "auto": uint8 for arrays without negative values.  As in MXNet, uint8 convolutions
+            give outputs about twice too large.
         quantize_mode: "full": all operators that can be quantized; "smart": dense layers and convolutions, and others where
             they are between two of those.
         quantize_granularity: "tensor-wise"; "channel-wise" does the same, as in MXNet for operators that are not fused.
