@@ -11,8 +11,8 @@ With one arena, threads wait for each other where they allocate: on two cores sm
 (docs/training.md, "malloc").  More arenas lose the gain: glibc maps every block above 64 MB that a thread outside the main
 arena asks for, whatever `M_MMAP_MAX` and `M_TOP_PAD` say.
 
-The results have the same bits.  What changes for the rest of the process: memory that it has freed, up to 2 GiB, stays with
-it until the next `jfit.fit` begins, has compiled a program, or has ended.
+The results have the same bits.  What changes for the rest of the process: up to 2 GiB of freed
+memory are not returned to the system until the next `jfit.fit` begins, has compiled a program, or ends.
 
 Source: mallopt(3) of the Linux manual.
 """

@@ -19,12 +19,12 @@ _EPS = np.float32(1e-4)  # the least probability of a bin
 def entropy_threshold(hist: Any, edges: Any, levels: int = 255) -> tuple[np.ndarray, np.ndarray]:
     """Find the threshold T with the least Kullback-Leibler divergence KL(p || q) = ∑ p log(p / q).
 
-    p is the histogram of the values clipped to [-T, T], q the same after rounding to `levels` intervals of equal size, where
-    values are uniform over the bins that have any.  Computed on the host, with the float32 sums of MXNet.
+    p is the histogram of the values clipped to [-T, T]; q is p merged into `levels` intervals of equal size, each spread evenly
+    over its bins that are not empty.  Computed on the host, with the float32 sums of MXNet.
 
     Args:
         hist: counts, an odd number of bins around 0, at least `levels`.
-        edges: the edges of the bins, one more.
+        edges: the edges of the bins, one more than bins.
         levels: number of intervals.
 
     Returns:
@@ -42,7 +42,8 @@ def entropy_threshold(hist: Any, edges: Any, levels: int = 255) -> tuple[np.ndar
     """
     hist, edges = np.asarray(hist, np.int64), np.asarray(edges, np.float32)
     if hist.size % 2 == 0 or hist.size < levels or edges.size != hist.size + 1:
-        raise ValueError(f"hist has {hist.size} bins, hist_edges {edges.size}; needed: an odd number >= {levels}, and one more")
+        problem = f"hist has {hist.size} bins, expected an odd number >= {levels}"
+        raise ValueError(f"{problem}; hist_edges has {edges.size} entries, expected one more than bins")
     center, sums = hist.size // 2, np.concatenate([[0], np.cumsum(hist)])
     reaches = np.arange(levels // 2, center + 1)  # bins on each side of 0 within the threshold
     divergences = np.array([_divergence(hist, sums, center - r, center + r + 1, levels) for r in reaches], np.float32)

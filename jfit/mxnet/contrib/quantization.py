@@ -50,9 +50,9 @@ _LIMITS: dict[str, Callable[[Any], bool]] = {
     "Pooling": lambda p: p.pool_type in ("avg", "max"),
 }
 _LAYERS = {"Convolution", "FullyConnected"}  # what "smart" quantizes always, and other operators between two of them
-_SUMS = {*_LAYERS, "elemwise_add", "elemwise_mul"}  # operators whose integers have 32 bits
+_SUMS = {*_LAYERS, "elemwise_add", "elemwise_mul"}  # operators with int32 outputs
 _FLOAT_INPUTS = {"BatchNorm": (1, 2), "Embedding": (0,)}
-# Outputs of operators with a capital letter have names in MXNet, others have numbers; for these it is the reverse.
+# MXNet names the outputs of operators with a capital letter, and numbers those of others; these are the exceptions.
 _REVERSED = {
     "BlockGrad", "CTCLoss", "Cast", "Embedding", "Flatten", "LinearRegressionOutput", "LogisticRegressionOutput",
     "MAERegressionOutput", "Reshape", "elemwise_add", "im2col", "softmax", "softmin",
@@ -64,7 +64,7 @@ def _op(node: Node) -> str:
 
 
 def _planned(order: Sequence[Node], names: Sequence[str], operators: Sequence[str], mode: str) -> set[Node]:
-    """Return the nodes to quantize: all with a form on integers, or with mode "smart" layers and what is between layers."""
+    """Return the nodes to quantize: all that have an integer form, or with mode "smart" `_LAYERS` and nodes between them."""
     able = [n for n in order if _op(n) in _FORMS and n.name not in names and _op(n) not in operators]
     able = [n for n in able if _LIMITS.get(_op(n), lambda params: True)(n.params)]
     if mode == "full":
@@ -85,7 +85,7 @@ def _planned(order: Sequence[Node], names: Sequence[str], operators: Sequence[st
 def _quantize_symbol(
     sym: Symbol, names: Sequence[str], operators: Sequence[str], params: Any, dtype: str, mode: str
 ) -> tuple[Symbol, list[str]]:
-    """Return the quantized graph, and the names of the arrays whose ranges it needs."""
+    """Return the quantized graph, and the names of the arrays whose ranges it needs; `names` and `operators` stay float."""
     order = topological(sym.heads)
     plan = _planned(order, names, operators, mode)
     new: dict[Node, Node] = {}
@@ -141,7 +141,7 @@ def _suffix(entry: Entry) -> str:
 
 
 def _ranged(node: Node) -> str | None:
-    """Return the name of the float array that has the calibrated range of a node; None if it has no such range."""
+    """Return the name of the float array whose range calibrates a node; None if the node needs no range."""
     if _op(node) in ("_contrib_quantize_v2", "_contrib_requantize"):
         source = node.inputs[0]
     elif _op(node) == "_contrib_quantized_batch_norm":
@@ -179,7 +179,7 @@ def _quantize_params(sym: Symbol, params: dict[str, Any]) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------ calibration
 def combine_histogram(old_hist: Any, arr: Any, new_min: Any, new_max: Any, new_th: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Add the values of an array to a histogram of symmetric range, which gets bins of the same size where they are outside.
+    """Add the values of an array to a symmetric histogram, which is extended by bins of the same width if values fall outside.
 
     Args:
         old_hist: (counts, edges, minimum, maximum, end of the range).
@@ -243,7 +243,7 @@ class _LayerHistogramCollector(_LayerOutputMinMaxCollector):
 def _run_collector(
     sym: Symbol, params: Any, shapes: Any, labels: Any, batches: Iterable[Any], collector: Any, most: int | None, ctx: Any
 ) -> None:
-    """Call the collector for the arrays of a network in prediction mode; `shapes`: DataDesc of the inputs in `batches`."""
+    """Run a network on `batches`, until `most` examples, with a collector; `shapes` and `labels`: DataDesc of their arrays."""
     module = Module(sym, [d[0] for d in shapes], [d[0] for d in labels or ()], context=ctx)
     module.bind(shapes, labels or None, for_training=False)
     module.set_params(*params)
@@ -293,9 +293,9 @@ def quantize_graph(
         excluded_sym_names: names of nodes that stay float.
         excluded_op_names: names of operators that stay float.
         calib_mode: "none": ranges are computed from each batch; "naive": minimum and maximum of the data of the calibration;
-            "entropy": the range for which integers have almost the same distribution; "customize": your own collector.
+            "entropy": the range with the least divergence, see `calibrate_entropy`; "customize": your own collector.
         quantized_dtype: "int8", "uint8", or "auto": uint8 for arrays without negative values.  As in MXNet, uint8 convolutions
-            give about twice their values.
+            give outputs about twice too large.
         quantize_mode: "full": all operators that can be quantized; "smart": dense layers and convolutions, and others where
             they are between two of those.
         quantize_granularity: "tensor-wise"; "channel-wise" does the same, as in MXNet for operators that are not fused.
@@ -341,7 +341,7 @@ def calib_graph(
 
     Args:
         qsym: the graph that `quantize_graph` returned.
-        arg_params: the float parameters, NDArrays by name.
+        arg_params: the parameters that were passed to `quantize_graph`.
         aux_params: auxiliary states, NDArrays by name.
         collector: the collector that `quantize_graph` returned, after passes on data.
         calib_mode, quantized_dtype: as in `quantize_graph`.
@@ -473,7 +473,7 @@ def quantize_net_v2(
     """
     _check_choice("quantized_dtype", quantized_dtype, "int8", "uint8", "auto")
     if calib_data is None and (not data_shapes or calib_mode not in (None, "none")):
-        raise ValueError("calib_data are needed; without calibration, data_shapes are enough")
+        raise ValueError("calib_data is needed; with calib_mode 'none', data_shapes are enough")
     network.hybridize()
     batches = iter(() if calib_data is None else calib_data)
     first = [_arrays(batch) for batch in itertools.islice(batches, 1)]
