@@ -1,7 +1,10 @@
 """Read ONNX files as graphs of MXNet's operators, with the table `onnx_operators.OPERATORS`.
 
-Sizes that a file leaves open, such as that of the batch, are replaced by one number after another (`PROBES`).  What nodes
-compute from constants and shapes is computed here, once for each; where the results are equal, they are a constant.
+Sizes that a file leaves open, such as that of the batch, are set to several numbers in turn, one for each of `PROBES`.
+Nodes that depend only on constants and shapes are evaluated for each, if their operator is in `EXACT`; equal results become
+constants. Other operators on open sizes, such as `Mod`, become nodes of the graph. Limits: what a network does with sizes
+that it accepts, but that are not multiples of the first of `UNITS` that it accepts, is not seen here, nor that a slice with
+constant bounds is shorter where an open axis is.
 """
 
 from __future__ import annotations
@@ -21,7 +24,15 @@ from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array
 from jfit.mxnet.symbol import Group, Symbol, Variable
 
-PROBES = (1, 2)  # of 32 entries, so that networks which halve sizes accept them; then 3 and 4 for the next open size, ...
+PROBES = (1, 38, 63)  # with different remainders for the divisors 3, 4 and 8
+# (least, unit): the open size number k is least + unit * (k * p % 97) for p in PROBES, with the first of these pairs for
+# which the network accepts the sizes; networks that halve sizes may need multiples of 2, 4, ...
+UNITS = ((32, 1), (224, 1), (224, 2), (224, 4), (224, 8), (224, 16), (224, 32))
+# Operators that are evaluated for open sizes -> whether output y is right for all sizes, if this holds for each of PROBES.
+EXACT: dict[str, Any] = dict.fromkeys(("Add", "Concat", "Identity", "Mul", "Shape", "Size", "Sub", "Where"), lambda y, *x: True)
+FIRST = ("Gather", "ReduceProd", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze")  # only input 0 may depend on sizes
+EXACT |= dict.fromkeys(FIRST, EXACT["Add"]) | dict.fromkeys(("Cast", "Ceil", "Floor"), lambda y, x: y == x)
+EXACT |= {"Div": lambda y, a, b: y * b == a, "Equal": lambda y, a, b: np.minimum(a, b) == -1}  # sizes are not -1
 Imported = tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]
 
 
@@ -43,7 +54,7 @@ def import_model(model_file: str) -> Imported:
     Example:
         >>> symbol, arguments, states = import_model("net.onnx")  # doctest: +SKIP
     """
-    return _Reader(_load(model_file)).result()
+    return _read(model_file)[1]
 
 
 def import_to_gluon(model_file: str, ctx: Any) -> SymbolBlock:
@@ -60,8 +71,7 @@ def import_to_gluon(model_file: str, ctx: Any) -> SymbolBlock:
         >>> import jfit.mx as mx
         >>> net = import_to_gluon("net.onnx", mx.cpu())  # doctest: +SKIP
     """
-    reader = _Reader(_load(model_file))
-    symbol, args, aux = reader.result()
+    reader, (symbol, args, aux) = _read(model_file)
     block = SymbolBlock(symbol, [reader.symbols[name] for name in reader.inputs])
     for name, value in args.items():
         if np.dtype(value.dtype).kind in "biu":  # such as masks
@@ -94,6 +104,26 @@ def _load(path: str) -> Any:
         return importlib.import_module("onnx").load_model(path)
     except ImportError as error:
         raise ImportError("mx.contrib.onnx requires the package onnx; pip install 'jfit[export]'") from error
+
+
+class _SizeError(NotImplementedError):
+    """A node cannot take inputs of the sizes that were tried."""
+
+
+def _read(path: str) -> tuple[_Reader, Imported]:
+    model = _load(path)
+    for least, unit in UNITS:
+        reader = _Reader(model, least, unit)
+        try:
+            return reader, reader.result()
+        except _SizeError:
+            if len(reader.probes) == 1 or unit == UNITS[-1][1]:
+                raise
+    raise AssertionError("the last of UNITS returns or raises")
+
+
+def _equal(values: Sequence[np.ndarray]) -> bool:
+    return all(value is values[0] or np.array_equal(values[0], value, equal_nan=True) for value in values)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -133,13 +163,13 @@ class Node:
     def values(self, i: int) -> list[np.ndarray]:
         """Return the values of input i for each number in `PROBES`."""
         values = self.reader.values.get(self.inputs[i], [])
-        self.need(values != [], f"has an input {self.inputs[i]!r} that depends on data, and must be constant")
+        self.need(values, f"has an input {self.inputs[i]!r} that depends on data or sizes, and must be constant")
         return values
 
     def constant(self, i: int) -> np.ndarray | None:
         """Return the value of input i, None if it is not constant."""
-        first, *rest = self.reader.values.get(self.inputs[i], [None])
-        return first if all(np.array_equal(first, value) for value in rest) else None
+        values = self.reader.values.get(self.inputs[i], [None])
+        return values[0] if _equal(values) else None
 
     def option(self, key: str, i: int, default: Any = None) -> Any:
         """Return an attribute that is input i in newer versions of the operator."""
@@ -157,7 +187,7 @@ class Node:
         return len(self.shapes(i)[0])
 
     def like(self, sizes: Sequence[int]) -> tuple[Symbol, int]:
-        """Return (array, axis) with the size `sizes[p]` for each number in `PROBES`."""
+        """Return (array, axis) such that the axis has size `sizes[p]` for probe p."""
         arrays = [self.reader.symbol(n) for n in (*self.inputs, *self.reader.inputs) if n not in self.reader.values]
         axes = [(x, i) for x in arrays for i, s in enumerate(zip(*self.reader.shapes(x), strict=True)) if s == tuple(sizes)]
         self.need(bool(axes), "needs a size that no input has", FIX)
@@ -175,28 +205,34 @@ class _Reader:
 
     Attributes:
         values: name -> value for each number in `PROBES`, of all tensors that do not depend on data.
-        symbols: name -> symbol, of the others, and of those that are used as data.
+        symbols: name -> symbol, of the others, and of constants that they use.
         parameters: name -> value of a variable.
         inputs: names of the inputs.
+        probes: `PROBES`, or one number if no size is open.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, least: int, unit: int) -> None:
         helper, numpy_helper, inliner = (importlib.import_module(f"onnx.{m}") for m in ("helper", "numpy_helper", "inliner"))
-        self.opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+        versions = [item.version for item in model.opset_import if item.domain in ("", "ai.onnx")]
+        if not versions:
+            raise NotImplementedError(f"import_model: the file names no version of ONNX's own operators; {HINT}.")
+        self.opset, self.unit = max(versions), unit
         self.proto = (inliner.inline_local_functions(model) if model.functions else model).graph
         self.array, self.attribute = numpy_helper.to_array, helper.get_attribute_value
-        self.values = {tensor.name: [self.array(tensor)] * len(PROBES) for tensor in self.proto.initializer}
+        open_sizes = any(d.dim_value == 0 for value in _inputs(self.proto) for d in value.type.tensor_type.shape.dim)
+        self.probes = PROBES if open_sizes else PROBES[:1]
+        self.values = {tensor.name: [self.array(tensor)] * len(self.probes) for tensor in self.proto.initializer}
         self.symbols: dict[str, Symbol] = {}
         self.parameters: dict[str, np.ndarray] = {}
         self.inputs = [value.name for value in _inputs(self.proto)]
         self._used = {n for node in self.proto.node for n in node.input} | {value.name for value in self.proto.output}
         self._shapes: dict[tuple[int, int], list[tuple[int, ...]]] = {}  # by (id of a node, output)
-        self._folded: dict[str, Any] = {}  # output -> node of which only the values were needed so far
+        self._folded: dict[str, Any] = {}  # output -> node whose value is known and that is not in the graph yet
         opens: dict[Any, int] = {}  # name of an open size -> its number
         for value in _inputs(self.proto):
             dims = enumerate(value.type.tensor_type.shape.dim)
             numbers = [d.dim_value or -opens.setdefault(d.dim_param or (value.name, i), len(opens) + 1) for i, d in dims]
-            shapes = [tuple(d if d > 0 else 32 * (p - 2 * d - 2) for d in numbers) for p in PROBES]
+            shapes = [tuple(d if d > 0 else least + unit * (-d * p % 97) for d in numbers) for p in self.probes]
             self._variable(value.name, shapes, helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
 
     def result(self) -> Imported:
@@ -214,9 +250,8 @@ class _Reader:
     def symbol(self, name: str) -> Symbol:
         """Return the symbol of a tensor; a constant becomes a parameter."""
         if name not in self.symbols:
-            first, *rest = self.values[name]
-            if all(np.array_equal(first, value) for value in rest):
-                return self.parameter(name, first)
+            if _equal(self.values[name]):
+                return self.parameter(name, self.values[name][0])
             self._convert(self._folded[name])
         return self.symbols[name]
 
@@ -224,7 +259,7 @@ class _Reader:
         """Return a new variable with a value."""
         self.parameters[name] = value.reshape(value.shape or (1,))
         shape = self.parameters[name].shape
-        return self._variable(name, [shape] * len(PROBES), value.dtype, shape=shape)
+        return self._variable(name, [shape] * len(self.probes), value.dtype, shape=shape)
 
     def shapes(self, symbol: Symbol) -> list[tuple[int, ...]]:
         """Return the shapes of a symbol for each number in `PROBES`."""
@@ -236,12 +271,12 @@ class _Reader:
         if (id(node), 0) not in self._shapes and node.op is not None:
             for entry in node.inputs:
                 self._infer(entry.node)
-            ins = [tuple([self._shapes[id(e.node), e.index][i] for e in node.inputs]) for i in range(len(PROBES))]
+            ins = [tuple([self._shapes[id(e.node), e.index][i] for e in node.inputs]) for i in range(len(self.probes))]
             try:
                 outs = [trace_shapes(node.op, node.params, shapes, (FLOAT,) * len(shapes)) for shapes in ins]
             except (TypeError, ValueError) as error:
                 fails = f"import_model: node {node.name!r} cannot take inputs of shapes {ins[0]}"
-                raise NotImplementedError(f"{fails} ({error}); if the file leaves sizes open, {FIX}.") from error
+                raise _SizeError(f"{fails} ({error}); if the file leaves sizes open, {FIX}.") from error
             self._shapes.update({(id(node), i): list(shapes) for i, shapes in enumerate(zip(*outs, strict=True))})
 
     def _variable(self, name: str, shapes: list[tuple[int, ...]], dtype: Any, **own: Any) -> Symbol:
@@ -250,22 +285,37 @@ class _Reader:
         return symbol
 
     def _fold(self, proto: Any) -> bool:
-        """Compute the outputs of a node that does not depend on data; return whether it does not."""
+        """Evaluate a node; return False if it depends on data, or on open sizes in a way that the probes do not show."""
         feeds: dict[str, Any] = {n: self.values.get(n) for n in proto.input if n}
         if proto.op_type in ("Shape", "Size") and None in feeds.values():  # arrays with these shapes that need no memory
             shapes = self.shapes(self.symbol(proto.input[0]))
-            feeds = {proto.input[0]: [np.broadcast_to(np.float32(0), shape) for shape in shapes]}
+            feeds, changing = {proto.input[0]: [np.broadcast_to(np.float32(0), shape) for shape in shapes]}, []
+        else:
+            changing = [n for n, values in feeds.items() if values and not _equal(values)]
         known = None not in feeds.values() and (feeds or proto.op_type == "Constant")
         if not known or proto.domain or any(a.HasField("g") for a in proto.attribute):
+            return False
+        fixed = proto.input[:1] if proto.op_type == "Where" else proto.input[1:] if proto.op_type in FIRST else ()
+        if changing and (proto.op_type not in EXACT or {*changing} & {*fixed}):
             return False
         onnx, names = importlib.import_module("onnx"), [n for n in proto.output if n]
         inputs, outputs = ([onnx.ValueInfoProto(name=n) for n in group] for group in (feeds, names))
         graph = onnx.GraphProto(name="folded", node=[proto], input=inputs, output=outputs)
         run = importlib.import_module("onnx.reference").ReferenceEvaluator(graph, opsets={"": self.opset}).run
-        results = [run(None, {n: value[p] for n, value in feeds.items()}) for p in range(len(PROBES))]
+        results = [run(None, {n: value[p] for n, value in feeds.items()}) for p in range(len(self.probes))]
+        if changing and proto.op_type not in FIRST and not self._exact(proto, feeds, [r[0] for r in results]):
+            return False
         self.values.update({n: [np.asarray(r[i]) for r in results] for i, n in enumerate(names)})
         self._folded.update(dict.fromkeys(proto.output, proto))
         return True
+
+    def _exact(self, proto: Any, feeds: dict[str, Any], results: list[np.ndarray]) -> bool:
+        """Return whether the results hold for all sizes, also for those that are no multiples of the unit."""
+        inputs = [[feeds[n][p] for n in proto.input] for p in range(len(results))]
+        whole = proto.op_type not in ("Cast", "Ceil", "Div", "Floor") or all(
+            np.all((y - results[0]) % self.unit == 0) for y in results
+        )
+        return whole and all(np.all(EXACT[proto.op_type](y, *x)) for y, x in zip(results, inputs, strict=True))
 
     def _convert(self, proto: Any) -> None:
         """Compose what computes the outputs of a node."""

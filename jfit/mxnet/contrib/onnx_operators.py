@@ -21,10 +21,12 @@ Convert = Callable[[Node], Any]  # returns a symbol, or a list with one for each
 Shapes = Sequence[Sequence[int]]  # one for each number in onnx_import.PROBES
 FIX = "fix the shapes of the inputs"  # what to do, in errors
 HINT = "export it with other operators, or run it in ONNX Runtime"
-# Attributes of which only one value has a form here.
+MOST = float(np.finfo(np.float32).max)
+# Attributes for which only one value is supported.
 REQUIRED = {
-    "allowzero": 0, "approximate": "none", "broadcast": 0, "clip": 0.0, "exclusive": 0, "fmod": 0, "input_forget": 0,
-    "layout": 0, "output_shape": None, "reverse": 0, "select_last_index": 0,
+    "allowzero": 0, "antialias": 0, "approximate": "none", "broadcast": 0, "clip": 0.0, "exclusive": 0, "fmod": 0,
+    "input_forget": 0, "keep_aspect_ratio_policy": "stretch", "layout": 0, "output_shape": None, "reduction": "none",
+    "reverse": 0, "select_last_index": 0, "spatial": 1, "training_mode": 0,
 }  # fmt: skip
 
 
@@ -58,6 +60,14 @@ def _reduce(name: str, before: Any = lambda x: x, after: Any = lambda x: x) -> C
         return after(data if kept else getattr(S, name)(data, axis=tuple(axes), keepdims=bool(n.get("keepdims", 1))))
 
     return convert
+
+
+def _log_sum_exp(n: Node) -> Any:
+    own = {"axis": tuple(n.option("axes", 1) or ()), "keepdims": True}
+    n.need(own["axis"] or not n.get("noop_with_empty_axes"), "has noop_with_empty_axes")
+    top = S.clip(S.max(n[0], **own), a_min=-MOST, a_max=MOST)
+    out = S.broadcast_add(top, S.log(S.sum(S.exp(S.broadcast_sub(n[0], top)), **own)))
+    return out if n.get("keepdims", 1) else S.sum(out, axis=own["axis"])
 
 
 def _arg(name: str) -> Convert:
@@ -130,7 +140,7 @@ def _range(n: Node) -> Any:
 
 
 def _trilu(n: Node) -> Any:
-    numbers = S.Cast(n[0], dtype="float32")  # not bool, which has no numbers for rows and columns
+    numbers = S.Cast(n[0], dtype="float32")  # bool cannot hold the numbers of rows and columns
     rows, columns = (S.contrib.arange_like(numbers, axis=n.rank() + axis) for axis in (-2, -1))
     above = S.broadcast_sub(S.expand_dims(columns, axis=0), S.expand_dims(rows, axis=1)) - n.option("k", 1, 0)
     kept = above >= 0 if n.get("upper", 1) else above <= 0
@@ -151,21 +161,26 @@ def _slice(n: Node) -> Any:
     starts, ends = (n.values(i) if n.has(i) else [n.attrs[key]] * len(n.shapes()) for key, i in (("starts", 1), ("ends", 2)))
     axes, data, bounds = n.option("axes", 3, range(len(starts[0]))), n[0], [(None, None, None)] * n.rank()
     for k, (axis, step) in enumerate(zip(axes, n.option("steps", 4, [1] * len(axes)), strict=True)):
-        first, last = (_bound(n, axis, [int(v[k]) for v in values]) for values in (starts, ends))
-        if last is math.nan:  # as many entries as an axis of another array has
+        sizes, axis = [s[axis] for s in n.shapes()], axis % n.rank()
+        first, last = (_bound(n, sizes, [int(v[k]) for v in values], values is ends) for values in (starts, ends))
+        if last is math.nan:  # its length is that of an axis of another array
+            n.need(step == 1 and isinstance(first, int) and first >= 0, "cuts at open sizes, with a step or from the end")
             like, at = n.like([int(b[k] - a[k]) for a, b in zip(starts, ends, strict=True)])
-            data = S.take(data, S.contrib.arange_like(like, axis=at, start=first or 0), axis=axis)
+            data, like = S.SwapAxis(data, dim1=0, dim2=axis), S.SwapAxis(like, dim1=0, dim2=at)
+            data = S.slice_like(S.slice_axis(data, axis=0, begin=first, end=None), like, axes=(0,))
+            data = S.SwapAxis(data, dim1=0, dim2=axis)
         else:
             bounds[axis] = first, last, step
     return S.slice(data, **dict(zip(("begin", "end", "step"), zip(*bounds, strict=True), strict=True)))
 
 
-def _bound(n: Node, axis: int, values: Sequence[int]) -> float | None:
-    """Return a bound of a slice from those for each number in PROBES; None: the end of the axis, nan: they do not say."""
-    from_end = [v - s[axis] for v, s in zip(values, n.shapes(), strict=True)]
-    if min(from_end) >= 0 or len({*values}) == 1:
-        return None if min(from_end) >= 0 else values[0]
-    return from_end[0] if len({*from_end}) == 1 else math.nan
+def _bound(n: Node, sizes: Sequence[int], values: Sequence[int], end: bool) -> float | None:
+    """Return a bound of a slice along an axis of these sizes: a number, None (the end), or nan (another open size)."""
+    if len({*values}) == 1:
+        return values[0]
+    behind = [v - size for v, size in zip(values, sizes, strict=True)]
+    n.need(min(values) >= 0 and max(behind) <= end - 1, "has bounds that are negative or behind the data for some sizes", FIX)
+    return (behind[0] or None) if len({*behind}) == 1 else math.nan
 
 
 def _pad(n: Node) -> Any:
@@ -210,7 +225,8 @@ def _scatter_elements(n: Node) -> Any:
     axis, last = n.get("axis", 0) % n.rank(), n.rank() - 1
     data, indices, updates = (S.SwapAxis(x, dim1=axis, dim2=last) for x in n.all)
     places = S.one_hot(indices % n.shapes()[0][axis], depth=n.shapes()[0][axis])
-    values = S.sum(S.broadcast_mul(places, S.expand_dims(updates, axis=-1)), axis=last)
+    updates = S.broadcast_like(S.expand_dims(updates, axis=-1), places)
+    values = S.sum(S.where(places, updates, S.zeros_like(updates)), axis=last)  # no product, because an update may be infinite
     return S.SwapAxis(S.where(S.max(places, axis=last), values, data), dim1=axis, dim2=last)
 
 
@@ -244,7 +260,7 @@ def _window(n: Node, kernel: Sequence[int]) -> tuple[Any, ...]:
 
 
 def _even(x: Any, begins: Sequence[int], ends: Sequence[int], value: Any = 0) -> tuple[Any, Sequence[int]]:
-    """Return (array, padding of both sides); if the sides differ, a node before pads."""
+    """Return (array, symmetric padding); a separate node pads where the sides differ."""
     width = (0, 0, 0, 0, *(p for pair in zip(begins, ends, strict=True) for p in pair))
     even = begins == ends
     return (x, begins) if even else (S.Pad(x, mode="constant", pad_width=width, constant_value=value), (0,) * len(begins))
@@ -278,10 +294,10 @@ def _pool(kind: str) -> Convert:
         own = {"kernel": kernel, "stride": stride, "pooling_convention": "full" if full else "valid", "p_value": n.get("p", 2)}
 
         def pooled(x: Any, inside: bool) -> Any:
-            x, pad = _even(x, begins, ends, np.finfo(np.float32).min if kind == "max" else 0)
+            x, pad = _even(x, begins, ends, -MOST if kind == "max" else 0)
             return S.Pooling(x, **own, pad=pad, pool_type=kind, count_include_pad=inside)
 
-        means = kind == "avg" and not inside and begins != ends  # zeros of the node that pads do not count
+        means = kind == "avg" and not inside and begins != ends  # the zeros that the separate node pads do not count
         return pooled(n[0], True) / pooled(S.ones_like(n[0]), True) if means else pooled(n[0], inside)
 
     return convert
@@ -292,21 +308,24 @@ def _global_pool(kind: str) -> Convert:
 
 
 def _resize(n: Node) -> Any:
-    first, mode, olds = n.opset < 11, n.get("mode", "nearest"), [s[2:] for s in n.shapes()]
+    first, mode, olds = n.opset < 11, n.get("mode", "nearest"), n.shapes()
     how = n.get("coordinate_transformation_mode", "asymmetric" if first else "half_pixel")
     near = n.get("nearest_mode", "floor" if first else "round_prefer_floor")
+    n.need(n.get("axes") is None, "has axes")
     if n.has(3):
-        news = [tuple(sizes[2:].tolist()) for sizes in n.values(3)]
+        news = [tuple(sizes.tolist()) for sizes in n.values(3)]
     else:
-        scales = n.option("scales", 1 if first else 2)[2:]
-        news = [tuple(int(size * scale + 1e-6) for size, scale in zip(old, scales, strict=True)) for old in olds]
-    factors = [{new[i] / old[i] for old, new in zip(olds, news, strict=True)} for i in range(len(olds[0]))]
+        scales = np.float32(n.option("scales", 1 if first else 2))
+        news = [tuple((np.float32(old) * scales).tolist()) for old in olds]
+    factors = [{new[i] / old[i] for old, new in zip(olds, news, strict=True)} for i in range(n.rank())]
+    n.need(factors[:2] == [{1}, {1}], "resizes the axes 0 or 1")
     copies = mode == "nearest" and (how, near) in (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"))
     if copies and all(len(factor) == 1 and min(factor).is_integer() for factor in factors):
-        return functools.reduce(lambda x, i: S.repeat(x, repeats=int(min(factors[i])), axis=i + 2), range(len(factors)), n[0])
-    linear = mode == "linear" and how != "asymmetric" and len(factors) == 2 and len({*news}) == 1
+        return functools.reduce(lambda x, i: S.repeat(x, repeats=int(min(factors[i])), axis=i), range(2, n.rank()), n[0])
+    linear = mode == "linear" and how in ("align_corners", "half_pixel") and len({new[2:] for new in news}) == 1
+    linear = linear and n.rank() == 4 and all(float(size).is_integer() for size in news[0])
     n.need(linear, f"resizes {olds} to {news}, {mode!r}, {how!r}, {near!r}")
-    height, width = news[0]
+    height, width = map(int, news[0][2:])
     return S.contrib.BilinearResize2D(n[0], height=height, width=width, align_corners=how == "align_corners")
 
 
@@ -326,7 +345,10 @@ def _layer_norm(n: Node) -> Any:
 def _recurrent(n: Node) -> Any:
     (directions, _, hidden), names = n.shapes(2)[0], [name.decode() for name in n.get("activations", ())]
     mode = n.kind.lower() if n.kind != "RNN" else f"rnn_{(names or ['Tanh'])[0].lower()}"
-    usual = n.kind == "RNN" or names in ([], ["Sigmoid", "Tanh", "Tanh"][: 2 + (n.kind == "LSTM")] * directions)
+    usual = (n.kind == "RNN" and len({*names}) < 2) or names in (
+        [],
+        ["Sigmoid", "Tanh", "Tanh"][: 2 + (n.kind == "LSTM")] * directions,
+    )
     usual = usual and mode in ORDER and (n.kind != "GRU" or n.get("linear_before_reset"))
     n.need(usual and n.get("direction") != "reverse" and not n.has(7), "has attributes that MXNet's RNN lacks")
     order, weights = np.argsort(ORDER[mode]), [n.values(i)[0] for i in (1, 2)]
@@ -353,7 +375,7 @@ OPERATORS: dict[str, Convert] = {
     **{name: _nary(stem) for name, stem in (pair.split("=") for pair in STEMS.split())},
     **{f"Reduce{name}": _reduce(name.lower()) for name in ("Sum", "Mean", "Prod", "Max", "Min")},
     "ReduceL1": _reduce("sum", S.abs), "ReduceL2": _reduce("sum", S.square, S.sqrt), "Size": _one("size_array"),
-    "ReduceLogSum": _reduce("sum", after=S.log), "ReduceLogSumExp": _reduce("sum", S.exp, S.log),
+    "ReduceLogSum": _reduce("sum", after=S.log), "ReduceLogSumExp": _log_sum_exp,
     "ReduceSumSquare": _reduce("sum", S.square),
     "ArgMax": _arg("argmax"), "ArgMin": _arg("argmin"), "Not": _one("logical_not"), "Softmax": _softmax("softmax"),
     "LogSoftmax": _softmax("log_softmax"), "AveragePool": _pool("avg"), "LpPool": _pool("lp"), "MaxPool": _pool("max"),
