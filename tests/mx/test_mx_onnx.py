@@ -30,7 +30,9 @@ WEIGHTS = drawn(
     "patch=3,4 patch3=3,1 wide3=3,1,4 fc=5,6 one_four=1,4 wide_w=5,12 tall=1,4,6,2"
 )
 WEIGHTS |= {"scale": WEIGHTS["scale"] + 2, "var": WEIGHTS["var"] + 1.5, "flags": np.array([True, False, True, True])}
-WEIGHTS |= {"mask": np.tri(3, dtype=bool)}
+WEIGHTS |= {"mask": np.tri(3, dtype=bool), "gaps": np.float32([1, np.nan, 2, -np.inf]), "places": np.ones((640, 2), "float32")}
+WEIGHTS |= {"low": np.float32([[-np.inf, 1], [2, np.inf]]), "rnn_w2": np.ones((2, 4, 3), "float32")}
+WEIGHTS |= {"rnn_r2": np.ones((2, 4, 4), "float32")}
 LINES = {  # opset -> nodes in ONNX's text format; I(...) is a constant vector of integers, F(...) of floats, S(...) a scalar
     9: """
         Conv<pads=[1,0,2,1],strides=[2,1],group=2>(image,w,b)  Conv<auto_pad="SAME_UPPER",group=2>(image,w)
@@ -79,7 +81,8 @@ LINES = {  # opset -> nodes in ONNX's text format; I(...) is a constant vector o
         LSTM<hidden_size=4,direction="bidirectional">(time,lstm_w,lstm_r,lstm_b)
         GRU<hidden_size=4,linear_before_reset=1>(time,gru_w,gru_r)  RNN<hidden_size=4>(time,rnn_w,rnn_r)
         ReverseSequence<time_axis=1,batch_axis=0>(rows,I(2,3))  LpNormalization<axis=1>(table)  Xor(flags,flags)
-        And(flags,flags)
+        And(flags,flags)  Add(table,gaps)  ScatterElements<axis=1>(table,ids,low)  ez = Mul(table,S(300))
+        ReduceLogSumExp<axes=[1],keepdims=0>(ez)  Slice(table,I(-1),I(9999999999),I(1),I(-1))
     """,
     21: """
         Gelu(table)  Mish(table)  HardSwish(table)  LayerNormalization<epsilon=0.1>(rows,scale,four)
@@ -176,6 +179,74 @@ def test_images_of_open_sizes_keep_them(tmp_path):
     np.testing.assert_allclose(got[0], run(model, data)[0], rtol=1e-5)
 
 
+# For an open axis of size t: slices with constant bounds, from the end and of a table, t % 8 and t > 50 as data.
+LINES_OF_T = """
+    s = Shape(table)  t = Gather(s,I(1))  t0 = Gather(s,K64(1))  t1 = Sub(t0,K64(1))  t2 = Sub(t,I(2))
+    y1 = Slice(table,I(0),I(512),I(1))  y2 = Slice(table,I(128),I(9999999999),I(1))  y3 = Slice(table,I(200),I(300),I(1))
+    y4 = Slice(table,t2,t,I(1))  y5 = Slice(table,I(0),t2,I(1))  u = Add(t,I(2))  y6 = Slice(places,I(2),u,I(0))
+    y7 = Mod(t,I(8))  g = Greater(t,I(50))  y8 = Where(g,table,S(0))  y9 = Gather<axis=1>(table,t1)
+    e0 = Gather(s,I(0))  e1 = Concat<axis=0>(e0,I(-1))  e2 = Equal(e1,I(-1,-1))  e3 = Where(e2,I(1,1),e1)
+    y10 = Expand(one_four,e3)
+"""
+
+
+def with_open_columns(lines):
+    model = model_of(lines, 14)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "t"
+    return model
+
+
+@pytest.mark.parametrize("size", [10, 250, 600])
+def test_an_axis_of_any_size_is_cut_where_onnx_runtime_cuts_it(size, tmp_path):
+    model = with_open_columns(LINES_OF_T)
+    data = {"table": RNG.uniform(-1, 1, (3, size)).astype("float32")}
+    got = outputs_of(mx.contrib.onnx.import_model(saved(model, tmp_path)), data)
+    for output, g, w in zip(model.graph.output, got, run(model, data), strict=True):
+        np.testing.assert_array_equal(g, w, err_msg=output.name)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "m = Mod(t,I(8))  e = Sub(t,m)  y = Slice(table,I(0),e,I(1))",
+            "Slice .* has an input 'e' that depends on data or sizes",
+        ),
+        ("m = Min(t,I(20))  y = Slice(table,I(0),m,I(1))", "Slice .* has an input 'm' that depends on data or sizes"),
+        ("h = Div(t,I(2))  e = Mul(h,I(2))  y = Slice(table,I(0),e,I(1))", "Slice .* has an input 'e' that depends on data or"),
+        (
+            "n = Neg(t)  m = Mod(n,I(8))  p = Concat<axis=0>(I(0,0,0),m)  y = Pad(table,p)",
+            "Pad .* has pads that depend on data or",
+        ),
+        ("n = Sub(t,I(64))  y = Expand(fours,n)", "Expand .* needs a size that no input has; fix the shapes"),
+        ("n = Sub(t,I(20))  y = Expand(fours,n)", "Expand .* needs a size that no input has; fix the shapes"),
+        ("y = Expand(patch,t)", "Expand: shape mismatch.*; if sizes are open, fix the shapes"),
+        ("y = Slice(table,t,I(999),I(1))", "Slice .* bounds that are negative or behind the data for some sizes; fix"),
+        ("y = Slice(places,I(0),t,I(0),I(2))", "Slice .* cuts at open sizes, with a step or from the end"),
+    ],
+)
+def test_sizes_that_are_no_polynomials_of_open_sizes_raise(line, message, tmp_path):
+    model = with_open_columns("s = Shape(table)  t = Gather(s,I(1))  " + line.replace("fours", "S(4)"))
+    with pytest.raises(NotImplementedError, match=message):
+        mx.contrib.onnx.import_model(saved(model, tmp_path))
+
+
+def test_networks_that_halve_sizes_are_read_and_odd_sizes_are_seen(tmp_path):
+    up = 'Resize<mode="nearest",coordinate_transformation_mode="asymmetric",nearest_mode="floor">(half,,F(1,1,2,2))'
+    half = "half = MaxPool<kernel_shape=[2,2],strides=[2,2]>(image)  "
+    more = "more = MaxPool<kernel_shape=[3,3],strides=[2,2],pads=[1,1,1,1]>(image)  s = Shape(half)  e = Slice(s,I(2),I(3))  "
+    data = {"image": drawn("image=3,4,6,10")["image"]}
+    for lines in (f"{half}up = {up}  y = Concat<axis=1>(image,up)", half + more + "y = Slice(more,I(0),e,I(2))"):
+        model = model_of(lines, 13)
+        for axis, name in ((2, "height"), (3, "width")):
+            model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
+        if "up" in lines:
+            got = outputs_of(mx.contrib.onnx.import_model(saved(model, tmp_path)), data)
+            np.testing.assert_array_equal(got[0], run(model, data)[0])
+    with pytest.raises(NotImplementedError, match=r"Slice .* needs a size that no input has"):
+        mx.contrib.onnx.import_model(saved(model, tmp_path))
+
+
 def small(path):
     nodes = "h = Conv<pads=[1,1,1,1],group=2>(image,w,b)  r = Relu(h)  p = GlobalAveragePool(r)  f = Flatten(p)"
     model = model_of(nodes + "  y = Gemm<transB=1>(f,fc,five)", 11)
@@ -234,6 +305,20 @@ def test_nodes_have_the_names_of_the_file_and_metadata_its_shapes(tmp_path):
             "r = Reshape(rows,I(5,-1))  Softmax(r)",
             r"node 'n0' cannot take inputs of shapes \(\(256, 3, 4\),\) .*leaves sizes open, fix",
         ),
+        ('Resize<mode="linear">(image,,F(1,1,1.25,1))', "Resize .* resizes "),
+        ('Resize<mode="linear",antialias=1>(image,,F(1,1,0.5,0.5))', "{'antialias': 1}"),
+        ('Resize<mode="linear",keep_aspect_ratio_policy="not_larger">(image,,F(1,1,2,2))', "keep_aspect_ratio_policy"),
+        ('Resize<mode="linear",coordinate_transformation_mode="tf_crop_and_resize">(image,four,F(1,1,2,2))', "tf_crop_and_"),
+        ('Resize<mode="linear",coordinate_transformation_mode="half_pixel_symmetric">(image,,F(1,1,1.5,2))', "symmetric"),
+        ('Resize<coordinate_transformation_mode="asymmetric",nearest_mode="floor">(image,,F(1,2,1,1))', "the axes 0 or 1"),
+        ('Resize<mode="linear">(image,,,I(2,4,12,12))', "Resize of opset 13, resizes the axes 0 or 1"),
+        ('Resize<mode="linear",axes=[2,3]>(image,,F(2,2))', "Resize of opset 13, has axes"),
+        ('ScatterElements<axis=1,reduction="add">(table,ids,updates)', "{'reduction': 'add'}"),
+        ("BatchNormalization<training_mode=1>(image,scale,four,mean,var)", "{'training_mode': 1}"),
+        (
+            'RNN<hidden_size=4,direction="bidirectional",activations=["Tanh","Relu"]>(time,rnn_w2,rnn_r2)',
+            "attributes that MXNet's RNN lacks",
+        ),
         ("Expand(rows,ids)", "has an input 'ids' that depends on data or sizes, and must be constant"),
     ],
 )
@@ -242,6 +327,13 @@ def test_what_has_no_form_is_named(line, message, tmp_path):
     if "open" in line:
         model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
     with pytest.raises(NotImplementedError, match=message):
+        mx.contrib.onnx.import_model(saved(model, tmp_path))
+
+
+def test_a_file_of_no_or_an_old_opset_raises(tmp_path):
+    model = model_of("Relu(table)", 13)
+    model.opset_import[0].domain = "com.acme"
+    with pytest.raises(NotImplementedError, match="the file has opset 0, and opset 7 and newer can be read"):
         mx.contrib.onnx.import_model(saved(model, tmp_path))
 
 

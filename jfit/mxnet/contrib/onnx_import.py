@@ -2,9 +2,9 @@
 
 Sizes that a file leaves open, such as that of the batch, are set to several numbers in turn, one for each of `PROBES`.
 Nodes that depend only on constants and shapes are evaluated for each, if their operator is in `EXACT`; equal results become
-constants. Other operators on open sizes, such as `Mod`, become nodes of the graph. Limits: what a network does with sizes
-that it accepts, but that are not multiples of the first of `UNITS` that it accepts, is not seen here, nor that a slice with
-constant bounds is shorter where an open axis is.
+constants. Other operators on open sizes, such as `Mod`, become nodes of the graph. Limits: nodes that only matter for sizes
+that are not multiples of the smallest `unit` that the network accepts are not seen here, nor that a slice with constant
+bounds is shorter where an open axis is.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array
 from jfit.mxnet.symbol import Group, Symbol, Variable
 
+# The open size number k is least + unit * (k * p % 97) for p in PROBES. `_read` finds (least, unit), since networks that
+# halve sizes may need multiples of 2, 4, ...
 PROBES = (1, 38, 63)  # with different remainders for the divisors 3, 4 and 8
-# (least, unit): the open size number k is least + unit * (k * p % 97) for p in PROBES, with the first of these pairs for
-# which the network accepts the sizes; networks that halve sizes may need multiples of 2, 4, ...
-UNITS = ((32, 1), (224, 1), (224, 2), (224, 4), (224, 8), (224, 16), (224, 32))
-# Operators that are evaluated for open sizes -> whether output y is right for all sizes, if this holds for each of PROBES.
-EXACT: dict[str, Any] = dict.fromkeys(("Add", "Concat", "Identity", "Mul", "Shape", "Size", "Sub", "Where"), lambda y, *x: True)
-FIRST = ("Gather", "ReduceProd", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze")  # only input 0 may depend on sizes
-EXACT |= dict.fromkeys(FIRST, EXACT["Add"]) | dict.fromkeys(("Cast", "Ceil", "Floor"), lambda y, x: y == x)
-EXACT |= {"Div": lambda y, a, b: y * b == a, "Equal": lambda y, a, b: np.minimum(a, b) == -1}  # sizes are not -1
+# Operators that are evaluated for open sizes, because polynomials in sizes stay polynomials; of FIRST for a changing input 0
+FIRST = ("Gather", "ReduceProd", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze")
+EXACT = (*FIRST, "Add", "Cast", "Concat", "Equal", "Identity", "Mul", "Shape", "Size", "Sub", "Where")
+# Operators that are exact only if this holds for output y
+TESTS: dict[str, Any] = {
+    "Cast": lambda y, x: x.dtype.kind + y.dtype.kind in ("ii", "if"),
+    "Equal": lambda y, *x: np.minimum(*x) == -1,
+}
 Imported = tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]
 
 
@@ -54,7 +56,7 @@ def import_model(model_file: str) -> Imported:
     Example:
         >>> symbol, arguments, states = import_model("net.onnx")  # doctest: +SKIP
     """
-    return _read(model_file)[1]
+    return _read(_load(model_file))[1]
 
 
 def import_to_gluon(model_file: str, ctx: Any) -> SymbolBlock:
@@ -71,7 +73,7 @@ def import_to_gluon(model_file: str, ctx: Any) -> SymbolBlock:
         >>> import jfit.mx as mx
         >>> net = import_to_gluon("net.onnx", mx.cpu())  # doctest: +SKIP
     """
-    reader, (symbol, args, aux) = _read(model_file)
+    reader, (symbol, args, aux) = _read(_load(model_file))
     block = SymbolBlock(symbol, [reader.symbols[name] for name in reader.inputs])
     for name, value in args.items():
         if np.dtype(value.dtype).kind in "biu":  # such as masks
@@ -110,16 +112,14 @@ class _SizeError(NotImplementedError):
     """A node cannot take inputs of the sizes that were tried."""
 
 
-def _read(path: str) -> tuple[_Reader, Imported]:
-    model = _load(path)
-    for least, unit in UNITS:
-        reader = _Reader(model, least, unit)
-        try:
-            return reader, reader.result()
-        except _SizeError:
-            if len(reader.probes) == 1 or unit == UNITS[-1][1]:
-                raise
-    raise AssertionError("the last of UNITS returns or raises")
+def _read(model: Any, least: int = 32, unit: int = 1) -> tuple[_Reader, Imported]:
+    reader = _Reader(model, least, unit)
+    try:
+        return reader, reader.result()
+    except _SizeError:
+        if unit == 32:
+            raise
+        return _read(model, 224, unit if least < 224 else 2 * unit)
 
 
 def _equal(values: Sequence[np.ndarray]) -> bool:
@@ -208,20 +208,16 @@ class _Reader:
         symbols: name -> symbol, of the others, and of constants that they use.
         parameters: name -> value of a variable.
         inputs: names of the inputs.
-        probes: `PROBES`, or one number if no size is open.
     """
 
     def __init__(self, model: Any, least: int, unit: int) -> None:
         helper, numpy_helper, inliner = (importlib.import_module(f"onnx.{m}") for m in ("helper", "numpy_helper", "inliner"))
-        versions = [item.version for item in model.opset_import if item.domain in ("", "ai.onnx")]
-        if not versions:
-            raise NotImplementedError(f"import_model: the file names no version of ONNX's own operators; {HINT}.")
-        self.opset, self.unit = max(versions), unit
+        self.opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
+        if self.opset < 7:
+            raise NotImplementedError(f"import_model: the file has opset {self.opset}, and opset 7 and newer can be read.")
         self.proto = (inliner.inline_local_functions(model) if model.functions else model).graph
         self.array, self.attribute = numpy_helper.to_array, helper.get_attribute_value
-        open_sizes = any(d.dim_value == 0 for value in _inputs(self.proto) for d in value.type.tensor_type.shape.dim)
-        self.probes = PROBES if open_sizes else PROBES[:1]
-        self.values = {tensor.name: [self.array(tensor)] * len(self.probes) for tensor in self.proto.initializer}
+        self.values = {tensor.name: [self.array(tensor)] * len(PROBES) for tensor in self.proto.initializer}
         self.symbols: dict[str, Symbol] = {}
         self.parameters: dict[str, np.ndarray] = {}
         self.inputs = [value.name for value in _inputs(self.proto)]
@@ -232,7 +228,7 @@ class _Reader:
         for value in _inputs(self.proto):
             dims = enumerate(value.type.tensor_type.shape.dim)
             numbers = [d.dim_value or -opens.setdefault(d.dim_param or (value.name, i), len(opens) + 1) for i, d in dims]
-            shapes = [tuple(d if d > 0 else least + unit * (-d * p % 97) for d in numbers) for p in self.probes]
+            shapes = [tuple(d if d > 0 else least + unit * (-d * p % 97) for d in numbers) for p in PROBES]
             self._variable(value.name, shapes, helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
 
     def result(self) -> Imported:
@@ -259,7 +255,7 @@ class _Reader:
         """Return a new variable with a value."""
         self.parameters[name] = value.reshape(value.shape or (1,))
         shape = self.parameters[name].shape
-        return self._variable(name, [shape] * len(self.probes), value.dtype, shape=shape)
+        return self._variable(name, [shape] * len(PROBES), value.dtype, shape=shape)
 
     def shapes(self, symbol: Symbol) -> list[tuple[int, ...]]:
         """Return the shapes of a symbol for each number in `PROBES`."""
@@ -271,13 +267,15 @@ class _Reader:
         if (id(node), 0) not in self._shapes and node.op is not None:
             for entry in node.inputs:
                 self._infer(entry.node)
-            ins = [tuple([self._shapes[id(e.node), e.index][i] for e in node.inputs]) for i in range(len(self.probes))]
+            ins = [tuple([self._shapes[id(e.node), e.index][i] for e in node.inputs]) for i in range(len(PROBES))]
             try:
-                outs = [trace_shapes(node.op, node.params, shapes, (FLOAT,) * len(shapes)) for shapes in ins]
+                known = {shapes: trace_shapes(node.op, node.params, shapes, (FLOAT,) * len(shapes)) for shapes in ins}
             except (TypeError, ValueError) as error:
                 fails = f"import_model: node {node.name!r} cannot take inputs of shapes {ins[0]}"
                 raise _SizeError(f"{fails} ({error}); if the file leaves sizes open, {FIX}.") from error
-            self._shapes.update({(id(node), i): list(shapes) for i, shapes in enumerate(zip(*outs, strict=True))})
+            self._shapes.update(
+                {(id(node), i): list(shapes) for i, shapes in enumerate(zip(*map(known.get, ins), strict=True))}
+            )
 
     def _variable(self, name: str, shapes: list[tuple[int, ...]], dtype: Any, **own: Any) -> Symbol:
         symbol = self.symbols[name] = Variable(name, dtype=None if dtype == FLOAT else dtype, **own)
@@ -286,36 +284,28 @@ class _Reader:
 
     def _fold(self, proto: Any) -> bool:
         """Evaluate a node; return False if it depends on data, or on open sizes in a way that the probes do not show."""
-        feeds: dict[str, Any] = {n: self.values.get(n) for n in proto.input if n}
-        if proto.op_type in ("Shape", "Size") and None in feeds.values():  # arrays with these shapes that need no memory
+        kind, feeds = proto.op_type, {n: self.values.get(n) for n in proto.input if n}
+        changing = {n for n, values in feeds.items() if values and not _equal(values)}
+        if kind in ("Shape", "Size") and None in feeds.values():  # arrays with these shapes that need no memory
             shapes = self.shapes(self.symbol(proto.input[0]))
-            feeds, changing = {proto.input[0]: [np.broadcast_to(np.float32(0), shape) for shape in shapes]}, []
-        else:
-            changing = [n for n, values in feeds.items() if values and not _equal(values)]
-        known = None not in feeds.values() and (feeds or proto.op_type == "Constant")
-        if not known or proto.domain or any(a.HasField("g") for a in proto.attribute):
-            return False
-        fixed = proto.input[:1] if proto.op_type == "Where" else proto.input[1:] if proto.op_type in FIRST else ()
-        if changing and (proto.op_type not in EXACT or {*changing} & {*fixed}):
+            feeds = {proto.input[0]: [np.broadcast_to(np.float32(0), shape) for shape in shapes]}
+        known = None not in feeds.values() and (feeds or kind == "Constant")
+        fixed = proto.input[:1] if kind == "Where" else proto.input[1:] if kind in FIRST else ()
+        odd = changing and (kind not in EXACT or changing.intersection(fixed))
+        if not known or odd or proto.domain or any(a.HasField("g") for a in proto.attribute):
             return False
         onnx, names = importlib.import_module("onnx"), [n for n in proto.output if n]
         inputs, outputs = ([onnx.ValueInfoProto(name=n) for n in group] for group in (feeds, names))
         graph = onnx.GraphProto(name="folded", node=[proto], input=inputs, output=outputs)
         run = importlib.import_module("onnx.reference").ReferenceEvaluator(graph, opsets={"": self.opset}).run
-        results = [run(None, {n: value[p] for n, value in feeds.items()}) for p in range(len(self.probes))]
-        if changing and proto.op_type not in FIRST and not self._exact(proto, feeds, [r[0] for r in results]):
-            return False
+        results = [run(None, {n: value[p] for n, value in feeds.items()}) for p in range(len(PROBES))]
+        if changing and kind in TESTS:
+            rows = zip((r[0] for r in results), *(feeds[n] for n in proto.input), strict=True)
+            if not all(np.all(TESTS[kind](*row)) for row in rows):
+                return False
         self.values.update({n: [np.asarray(r[i]) for r in results] for i, n in enumerate(names)})
         self._folded.update(dict.fromkeys(proto.output, proto))
         return True
-
-    def _exact(self, proto: Any, feeds: dict[str, Any], results: list[np.ndarray]) -> bool:
-        """Return whether the results hold for all sizes, also for those that are no multiples of the unit."""
-        inputs = [[feeds[n][p] for n in proto.input] for p in range(len(results))]
-        whole = proto.op_type not in ("Cast", "Ceil", "Div", "Floor") or all(
-            np.all((y - results[0]) % self.unit == 0) for y in results
-        )
-        return whole and all(np.all(EXACT[proto.op_type](y, *x)) for y, x in zip(results, inputs, strict=True))
 
     def _convert(self, proto: Any) -> None:
         """Compose what computes the outputs of a node."""
@@ -323,8 +313,11 @@ class _Reader:
         node.need(node.kind in OPERATORS, "has no form in MXNet's operators")
         odd = {key: node.get(key) for key, value in REQUIRED.items() if node.get(key, value) != value}
         node.need(not odd, f"has {odd}, which MXNet's operators do not compute")
-        with Prefix(f"{node.name}_"):
-            results = OPERATORS[node.kind](node)
+        try:
+            with Prefix(f"{node.name}_"):
+                results = OPERATORS[node.kind](node)
+        except ValueError as error:
+            raise _SizeError(f"import_model: node {node.name!r}, {node.kind}: {error}; if sizes are open, {FIX}.") from error
         heads = [results[i].heads[0] for i in range(len(results))]
         missing = [n for n in proto.output[len(heads) :] if n in self._used]
         node.need(not missing, f"has the outputs {missing}, which MXNet's operators do not compute")

@@ -123,8 +123,8 @@ def _expanded(n: Node, x: Any, olds: Shapes, outs: Shapes) -> Any:
 
 
 def _expand(n: Node) -> Any:
-    outs = [np.broadcast_shapes(old, tuple(new)) for old, new in zip(n.shapes(), n.values(1), strict=True)]
-    return _expanded(n, n[0], n.shapes(), outs)
+    olds = [s or (1,) for s in n.shapes()]
+    return _expanded(n, n[0], olds, [np.broadcast_shapes(s, tuple(v)) for s, v in zip(olds, n.values(1), strict=True)])
 
 
 def _filled(n: Node) -> Any:
@@ -161,24 +161,22 @@ def _slice(n: Node) -> Any:
     starts, ends = (n.values(i) if n.has(i) else [n.attrs[key]] * len(n.shapes()) for key, i in (("starts", 1), ("ends", 2)))
     axes, data, bounds = n.option("axes", 3, range(len(starts[0]))), n[0], [(None, None, None)] * n.rank()
     for k, (axis, step) in enumerate(zip(axes, n.option("steps", 4, [1] * len(axes)), strict=True)):
-        sizes, axis = [s[axis] for s in n.shapes()], axis % n.rank()
-        first, last = (_bound(n, sizes, [int(v[k]) for v in values], values is ends) for values in (starts, ends))
+        first, last = (_bound(n, axis, [int(v[k]) for v in values], values is ends) for values in (starts, ends))
         if last is math.nan:  # its length is that of an axis of another array
             n.need(step == 1 and isinstance(first, int) and first >= 0, "cuts at open sizes, with a step or from the end")
             like, at = n.like([int(b[k] - a[k]) for a, b in zip(starts, ends, strict=True)])
-            data, like = S.SwapAxis(data, dim1=0, dim2=axis), S.SwapAxis(like, dim1=0, dim2=at)
-            data = S.slice_like(S.slice_axis(data, axis=0, begin=first, end=None), like, axes=(0,))
-            data = S.SwapAxis(data, dim1=0, dim2=axis)
+            data = S.SwapAxis(S.slice_axis(data, axis=axis, begin=first, end=None), dim1=0, dim2=axis)
+            data = S.SwapAxis(S.slice_like(data, S.SwapAxis(like, dim1=0, dim2=at), axes=(0,)), dim1=0, dim2=axis)
         else:
             bounds[axis] = first, last, step
     return S.slice(data, **dict(zip(("begin", "end", "step"), zip(*bounds, strict=True), strict=True)))
 
 
-def _bound(n: Node, sizes: Sequence[int], values: Sequence[int], end: bool) -> float | None:
-    """Return a bound of a slice along an axis of these sizes: a number, None (the end), or nan (another open size)."""
+def _bound(n: Node, axis: int, values: Sequence[int], end: bool) -> float | None:
+    """Return a bound of a slice: a number, None (the end of the axis), or nan (the size of another axis)."""
     if len({*values}) == 1:
         return values[0]
-    behind = [v - size for v, size in zip(values, sizes, strict=True)]
+    behind = [v - s[axis] for v, s in zip(values, n.shapes(), strict=True)]
     n.need(min(values) >= 0 and max(behind) <= end - 1, "has bounds that are negative or behind the data for some sizes", FIX)
     return (behind[0] or None) if len({*behind}) == 1 else math.nan
 
@@ -201,7 +199,8 @@ def _depth_to_space(n: Node) -> Any:
 def _gather(n: Node) -> Any:
     axis, index = n.get("axis", 0), n.constant(1)
     if index is None or index.ndim:
-        return S.take(n[0], n[1], axis=axis, mode="wrap")
+        taken = S.take(n[0], n[1], axis=axis, mode="wrap")
+        return taken if n.rank(1) else S.squeeze(taken, axis=(axis,))
     begin = index.item()
     return S.squeeze(S.slice_axis(n[0], axis=axis, begin=begin, end=None if begin == -1 else begin + 1), axis=(axis,))
 
@@ -225,9 +224,9 @@ def _scatter_elements(n: Node) -> Any:
     axis, last = n.get("axis", 0) % n.rank(), n.rank() - 1
     data, indices, updates = (S.SwapAxis(x, dim1=axis, dim2=last) for x in n.all)
     places = S.one_hot(indices % n.shapes()[0][axis], depth=n.shapes()[0][axis])
-    updates = S.broadcast_like(S.expand_dims(updates, axis=-1), places)
-    values = S.sum(S.where(places, updates, S.zeros_like(updates)), axis=last)  # no product, because an update may be infinite
-    return S.SwapAxis(S.where(S.max(places, axis=last), values, data), dim1=axis, dim2=last)
+    # no product of both, because an update may be infinite
+    values = S.where(places, S.broadcast_like(S.expand_dims(updates, axis=-1), places), S.zeros_like(places))
+    return S.SwapAxis(S.where(S.max(places, axis=last), S.sum(values, axis=last), data), dim1=axis, dim2=last)
 
 
 def _topk(n: Node) -> Any:
@@ -313,7 +312,7 @@ def _resize(n: Node) -> Any:
     near = n.get("nearest_mode", "floor" if first else "round_prefer_floor")
     n.need(n.get("axes") is None, "has axes")
     if n.has(3):
-        news = [tuple(sizes.tolist()) for sizes in n.values(3)]
+        news = [tuple(map(float, sizes)) for sizes in n.values(3)]
     else:
         scales = np.float32(n.option("scales", 1 if first else 2))
         news = [tuple((np.float32(old) * scales).tolist()) for old in olds]
@@ -323,8 +322,8 @@ def _resize(n: Node) -> Any:
     if copies and all(len(factor) == 1 and min(factor).is_integer() for factor in factors):
         return functools.reduce(lambda x, i: S.repeat(x, repeats=int(min(factors[i])), axis=i), range(2, n.rank()), n[0])
     linear = mode == "linear" and how in ("align_corners", "half_pixel") and len({new[2:] for new in news}) == 1
-    linear = linear and n.rank() == 4 and all(float(size).is_integer() for size in news[0])
-    n.need(linear, f"resizes {olds} to {news}, {mode!r}, {how!r}, {near!r}")
+    exact = linear and n.rank() == 4 and all(map(float.is_integer, news[0]))
+    n.need(exact, f"resizes {olds} to {news}, {mode!r}, {how!r}, {near!r}")
     height, width = map(int, news[0][2:])
     return S.contrib.BilinearResize2D(n[0], height=height, width=width, align_corners=how == "align_corners")
 
@@ -345,10 +344,8 @@ def _layer_norm(n: Node) -> Any:
 def _recurrent(n: Node) -> Any:
     (directions, _, hidden), names = n.shapes(2)[0], [name.decode() for name in n.get("activations", ())]
     mode = n.kind.lower() if n.kind != "RNN" else f"rnn_{(names or ['Tanh'])[0].lower()}"
-    usual = (n.kind == "RNN" and len({*names}) < 2) or names in (
-        [],
-        ["Sigmoid", "Tanh", "Tanh"][: 2 + (n.kind == "LSTM")] * directions,
-    )
+    gates = ["Sigmoid", "Tanh", "Tanh"][: 2 + (n.kind == "LSTM")] * directions
+    usual = len({*names}) < 2 if n.kind == "RNN" else names in ([], gates)
     usual = usual and mode in ORDER and (n.kind != "GRU" or n.get("linear_before_reset"))
     n.need(usual and n.get("direction") != "reverse" and not n.has(7), "has attributes that MXNet's RNN lacks")
     order, weights = np.argsort(ORDER[mode]), [n.values(i)[0] for i in (1, 2)]
