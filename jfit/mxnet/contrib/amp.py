@@ -25,12 +25,6 @@ from jfit.mxnet.ndarray.invoke import invoke
 from jfit.mxnet.precision import CONDITIONAL, EITHER, FULL, LOSSES, LOW, WIDEST, Policy, active, default_lists
 from jfit.mxnet.symbol import Symbol
 
-__all__ = [
-    "convert_hybrid_block", "convert_model", "convert_symbol", "init", "init_trainer", "list_conditional_fp32_ops",
-    "list_fp32_ops", "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params",
-    "list_widest_type_cast", "scale_loss", "unscale",
-]  # fmt: skip
-
 _LOG = logging.getLogger(__name__)
 
 
