@@ -293,6 +293,8 @@ def is_array(value: Any) -> bool:
 
 def is_mxnet_iter(value: Any) -> bool:
     """Return whether a value has the interface of an MXNet DataIter: `provide_data`, `reset` and `__next__`."""
+    if hasattr(value, "provide_data") and hasattr(value, "next") and not hasattr(value, "__next__"):
+        raise TypeError(f"{type(value).__name__} has provide_data and next, but no __next__; add `__next__ = next` to it")
     return all(hasattr(value, name) for name in ("provide_data", "reset", "__next__"))
 
 
