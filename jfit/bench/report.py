@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jfit.history.plots import new_axes, save_figure
+
 Row = Mapping[str, Any]
 
 
@@ -87,13 +89,10 @@ def plot(title: str, results: Sequence[Row], path: Path) -> None:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4))
-    axes = figure.add_subplot()
+    figure, (axes,) = new_axes("jfit.bench", 1, path, None)
     counts, speeds = [row["devices"] for row in results], [row["samples_per_s"] for row in results]
     axes.plot(counts, speeds, "o-", label="measured")
     axes.plot(counts, [speeds[0] * n / counts[0] for n in counts], "--", color="gray", label="perfect scaling")
     axes.set(xlabel="devices", ylabel="samples/s", title=title)
     axes.legend()
-    figure.savefig(path, bbox_inches="tight")
+    save_figure(figure, path)

@@ -88,11 +88,6 @@ def shared_checkpoint(choose: Callable[[], Saved | None]) -> Saved | None:
     """
     if num_processes() == 1:
         return choose()
-    with activity.Doing(activity.SAVING, "reading a checkpoint"):
-        return _shared(choose)
-
-
-def _shared(choose: Callable[[], Saved | None]) -> Saved | None:
     saved: Saved | None = None
 
     def chosen() -> dict[str, Any] | None:
@@ -100,8 +95,9 @@ def _shared(choose: Callable[[], Saved | None]) -> Saved | None:
         saved = choose()
         return None if saved is None else {"folder": str(saved.folder), "record": saved.record}
 
-    choice = from_main(chosen, "reading the checkpoint")
-    return None if choice is None else _same_checkpoint(saved, choice["folder"], choice["record"])
+    with activity.Doing(activity.SAVING, "reading a checkpoint"):
+        choice = from_main(chosen, "reading the checkpoint")
+        return None if choice is None else _same_checkpoint(saved, choice["folder"], choice["record"])
 
 
 def _same_checkpoint(saved: Saved | None, folder: str, record: dict[str, Any]) -> Saved:

@@ -102,8 +102,6 @@ def save(
         >>> save(folder, {"step": np.int32(7), "params": {"w": np.ones(3)}}).name
         'step-00000007'
     """
-    if not is_main() and not split:
-        return path_of(directory, _step_of(state) if step is None else int(step))
     options: Any = {"meta": meta, "keep": keep, "step": step, "protect": protect, "extra": extra, "split": split}
     return write(prepare(directory, state, **options))
 
@@ -168,8 +166,32 @@ def restore(path: str | os.PathLike[str], like: State) -> State:
 
 
 def unflatten(saved: Saved, like: State, name: str = "state") -> State:
-    """Return the state of a checkpoint in memory, or another of its pytrees, in the structure of `like`; see `restore`."""
-    return _unflatten(saved.folder, leaves_of(saved, name), like)
+    """Return the state of a checkpoint in memory, or another of its pytrees, in the structure of `like`; see `restore`.
+
+    Raises:
+        ValueError: names, shapes or dtypes differ.
+    """
+    arrays, (expected, structure) = leaves_of(saved, name), _named_leaves(like)
+    problems = [f"{name} is not in the checkpoint" for name in expected if name not in arrays]
+    problems += [f"{name} is in the checkpoint, but the run has no such array" for name in arrays if name not in expected]
+    for name, leaf in expected.items():
+        array = arrays.get(name)
+        if array is None:
+            continue
+        if (shape := tuple(np.shape(leaf))) != array.shape:
+            problems.append(f"{name} has shape {array.shape} in the checkpoint, expected {shape}")
+        elif (dtype := leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype) != array.dtype:
+            problems.append(f"{name} has dtype {array.dtype} in the checkpoint, expected {dtype}")
+    if problems:
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        residuals = any(text.startswith("local/") for text in problems)
+        cause = "The arrays local/... are residuals of reduce='2bit', one per device. " if residuals else ""
+        raise ValueError(
+            printable(f"checkpoint {saved.folder} does not match this run: {'; '.join(problems[:3])}{more}. {cause}")
+            + "Restore it with the model, optimizer, reduce= and devices of the run that saved it, or use a new directory."
+        )
+    arrays = load_split(saved.folder, arrays, expected)
+    return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in expected])
 
 
 def load_extra(path: str | os.PathLike[str], name: str, like: State) -> State:
@@ -449,37 +471,3 @@ def arrays_of(state: Any, left_out: Collection[str] = ()) -> tuple[dict[str, np.
             raise TypeError(f"checkpoint: {name} is a {type(leaf).__name__}, expected an array or number; pass it in meta=.")
         arrays[name] = array
     return arrays, keys
-
-
-def _unflatten(folder: Path, arrays: Mapping[str, Any], like: Any) -> Any:
-    """Return the arrays of a checkpoint as a pytree with the structure of `like`.
-
-    Args:
-        folder: the checkpoint, for error messages.
-        arrays: arrays and typed PRNG keys by name.
-        like: pytree with the expected names, shapes and dtypes.
-
-    Raises:
-        ValueError: names, shapes or dtypes differ.
-    """
-    expected, structure = _named_leaves(like)
-    problems = [f"{name} is not in the checkpoint" for name in expected if name not in arrays]
-    problems += [f"{name} is in the checkpoint, but the run has no such array" for name in arrays if name not in expected]
-    for name, leaf in expected.items():
-        array = arrays.get(name)
-        if array is None:
-            continue
-        if (shape := tuple(np.shape(leaf))) != array.shape:
-            problems.append(f"{name} has shape {array.shape} in the checkpoint, expected {shape}")
-        elif (dtype := leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype) != array.dtype:
-            problems.append(f"{name} has dtype {array.dtype} in the checkpoint, expected {dtype}")
-    if problems:
-        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        residuals = any(text.startswith("local/") for text in problems)
-        cause = "The arrays local/... are residuals of reduce='2bit', one per device. " if residuals else ""
-        raise ValueError(
-            printable(f"checkpoint {folder} does not match this run: {'; '.join(problems[:3])}{more}. {cause}")
-            + "Restore it with the model, optimizer, reduce= and devices of the run that saved it, or use a new directory."
-        )
-    arrays = load_split(folder, arrays, expected)
-    return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in expected])

@@ -17,7 +17,7 @@ import os
 import platform
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from importlib import metadata
 from typing import Any
 
@@ -239,6 +239,15 @@ def _changes_bits(name: str, earlier: Mapping[str, Any], now: Mapping[str, Any])
         return False
     old, new = (fields["devices"].partition(" x ")[2] for fields in (earlier, now))
     return old != new or (name == "cores" and "cpu" in new.lower())
+
+
+def named_leaves(values: Mapping[str, Any], separator: str) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of the values in nested dicts; a name joins the keys on the way to a value."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}{separator}{inner}", leaf) for inner, leaf in named_leaves(value, separator))
+        else:
+            yield name, value
 
 
 def short(value: Any) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jfit.checkpoints.fingerprint import short
+from jfit.checkpoints.fingerprint import named_leaves, short
 from jfit.distributed import RanksDiffer, exchange, is_main, job
 
 _MAY_DIFFER = ("cores", "devices", "processes")  # hosts may have other numbers of cores
@@ -43,7 +43,8 @@ def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[list[str], l
     Returns:
         (texts of differences that are errors, one per process; texts of those that are only logged).
     """
-    flat = [dict(_flat(description)) for description in descriptions]
+    compared = [{name: value for name, value in each.items() if name not in _MAY_DIFFER} for each in descriptions]
+    flat = [dict(named_leaves(each, " ")) for each in compared]
     keys = [json.dumps(values, sort_keys=True) for values in flat]
     counts = Counter(keys)
     usual = max(range(len(keys)), key=lambda i: (counts[keys[i]], -i))
@@ -59,18 +60,6 @@ def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[list[str], l
             more = f", and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
             problems.append(f"{_who(rank)} has {', '.join(list(texts.values())[:_MOST])}{more}")
     return problems[:8] + ([f"and {len(problems) - 8} more processes"] if len(problems) > 8 else []), logged
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested dicts, named by the keys on the way to them."""
-    for key, item in value.items():
-        if key in _MAY_DIFFER and not name:
-            continue
-        path = f"{name} {key}".strip()
-        if isinstance(item, Mapping):
-            yield from _flat(item, path)
-        else:
-            yield path, item
 
 
 def _who(rank: int) -> str:

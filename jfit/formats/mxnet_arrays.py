@@ -68,24 +68,11 @@ def load_arrays(path: str | os.PathLike[str], sparse: str = "keep") -> list[Any]
     one_of(SPARSE, sparse=sparse)
     with open_file(path) as file:
         arrays = _read_list(_Source(file, os.fstat(file.fileno()).st_size, path))
+    if sparse == "keep":
+        return arrays
     if isinstance(arrays, dict):
-        return {name: _as_kind(value, sparse, path, f"array {name[:80]!r}") for name, value in arrays.items()}
-    return [_as_kind(value, sparse, path, f"array {number}") for number, value in enumerate(arrays)]
-
-
-def _as_kind(value: Any, kind: str, path: str | os.PathLike[str], where: str) -> Any:
-    """Convert a `SparseArray` to one of the types in `SPARSE`; return any other value unchanged.
-
-    Raises:
-        FormatError: the array is too large for "dense".
-
-    Example:
-        >>> _as_kind(np.ones(1), "dense", "w.params", "w")
-        array([1.])
-    """
-    if kind == "keep" or not isinstance(value, SparseArray):
-        return value
-    return bounded_dense(value, path, where)
+        return {name: bounded_dense(value, path, f"array {name[:80]!r}") for name, value in arrays.items()}
+    return [bounded_dense(value, path, f"array {number}") for number, value in enumerate(arrays)]
 
 
 def loads(data: bytes, where: str = "bytes") -> list[Array] | dict[str, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -210,12 +211,9 @@ def _paths(prefix: str, epoch: int | None, params: Any) -> tuple[str | None, str
 
 
 def _latest_epoch(stem: str) -> str | None:
-    folder, name = os.path.split(stem)
-    names = (
-        [entry for entry in os.listdir(folder or ".") if entry.startswith(f"{name}-")] if os.path.isdir(folder or ".") else []
-    )
-    epochs = [(int(m[1]), entry) for entry in names if (m := _EPOCH.fullmatch(entry[len(name) :]))]
-    return os.path.join(folder, max(epochs)[1]) if epochs else None
+    paths = glob.glob(f"{glob.escape(stem)}-*.params")
+    epochs = [(int(m[1]), path) for path in paths if (m := _EPOCH.fullmatch(path[len(stem) :]))]
+    return max(epochs)[1] if epochs else None
 
 
 def _read(path: str) -> tuple[dict[str, Any], str | None]:

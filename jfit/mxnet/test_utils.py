@@ -551,11 +551,7 @@ def assert_exception(f: Callable[..., Any], exception_type: Any, *args: Any, **k
     Example:
         >>> assert_exception(int, ValueError, "two")
     """
-    try:
-        f(*args, **kwargs)
-    except exception_type:
-        return
-    raise AssertionError(f"{getattr(f, '__name__', f)} raised no {getattr(exception_type, '__name__', exception_type)}")
+    np.testing.assert_raises(exception_type, f, *args, **kwargs)
 
 
 def same_array(array1: NDArray, array2: NDArray) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jfit.checkpoints.fingerprint import named_leaves
 from jfit.checkpoints.locks import holder_of
 from jfit.checkpoints.saved import STEP, folders_of, record_of, step_of
 from jfit.formats.atomic import FormatError
@@ -75,20 +75,13 @@ class RunFolder:
         """Settings, model, data, versions and devices by name; those of nested dicts as "data.x"."""
         values = (self.meta.get("arguments") or {}) | (self.meta.get("fingerprint") or {})
         values |= {"learning_rate": self.meta["learning_rate"]} if "learning_rate" in self.meta else {}
-        return dict(_flat(values))
+        return dict(named_leaves(values, "."))
 
     @property
     def metrics(self) -> dict[str, Any]:
         """Loss and metrics of the last epoch, and the best epoch."""
         last = self.history.epochs[-1] if len(self.history) else {}
         return {**last, "step": self.step, "best epoch": self.best}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    entries: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        entries += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return entries
 
 
 def open_run(path: str | os.PathLike[str]) -> RunFolder:

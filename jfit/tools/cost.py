@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
+import timeit
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -383,12 +383,7 @@ def _rates(device: Any, dtype: str) -> tuple[float, float]:
 
 def _fastest(program: Any, x: Any) -> float:
     """Seconds of the fastest of five calls, after one that compiles."""
-    times = []
-    for _ in range(6):
-        start = time.perf_counter()
-        counters.wait(program(x))  # sync: measures the device, once per process
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+    return min(timeit.repeat(lambda: counters.wait(program(x)), number=1, repeat=6)[1:])  # sync: once per process
 
 
 def _bytes(value: float | None) -> str:

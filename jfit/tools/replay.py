@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jfit.callbacks.base import Callback, Event
+from jfit.callbacks.base import lambda_callback
 from jfit.checkpoints.saved import folders_of, step_of
 from jfit.fit import fit
 from jfit.loop.replayed import Replay
@@ -58,12 +58,7 @@ def replay(
         meta = meta_of(earlier[-1], "replay")
         model, options = model_of(meta, model, "replay"), fit_arguments(meta, options, "replay")
         resume = {"resume": earlier[-1], "resume_with": "any"}
-    stop = Callback(on=_stop, events=("fit_start",), name="replay")
+    stop = lambda_callback(name="replay", fit_start=lambda event: event.run.stop("replay"))
     arguments = {name: value for name, value in options.items() if name not in IGNORED}
     run = fit(model, train_data, **arguments, **resume, callbacks=[stop], progress=False)
     return replay_step(run._require_loop("replay"), step, True, unread=True)
-
-
-def _stop(event: Event, state: Any) -> Any:
-    event.run.stop("replay")
-    return state

@@ -116,10 +116,6 @@ class FileIter(Positioned):
 
     def _arrays(self, columns: tuple[Any, ...]) -> tuple[list[Any], list[Any]]: ...
 
-    @property
-    def _name(self) -> str:
-        return str(self._readers[0].files.paths[0])
-
     def _begin(self) -> None:
         for reader in self._readers:
             reader.rewind()
@@ -165,7 +161,8 @@ class FileIter(Positioned):
             rows = 0 if more is None else more[0].shape[0]
             if more is None or rows < columns[0].shape[0]:
                 where, total = reader.files.paths[-1], reader.number
-                raise ValueError(f"{where}: it ends after {total} rows, {self._name} has more; each data row needs a label")
+                longer = first.files.paths[0]
+                raise ValueError(f"{where}: it ends after {total} rows, {longer} has more; each data row needs a label")
             columns += more
         return columns
 

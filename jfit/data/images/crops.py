@@ -1,12 +1,10 @@
-"""Sizes, crops, flips and borders of (H, W, channels) images; a box is (x, y, width, height), random numbers are arguments."""
+"""Sizes, boxes and borders of (H, W, channels) images; a box is (x, y, width, height), random numbers are arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-
-from jfit.data.images.codec import resize
 
 Box = tuple[int, int, int, int]
 
@@ -91,40 +89,6 @@ def area_box(source: tuple[int, int], area: float, ratio: float) -> tuple[int, i
     target = area * source[0] * source[1]
     width, height = round(float(np.sqrt(target * ratio))), round(float(np.sqrt(target / ratio)))
     return (width, height) if width <= source[0] and height <= source[1] else None
-
-
-def crop(image: np.ndarray, box: Box, size: tuple[int, int] | None = None, interp: int = 2, drawn: int = 1) -> np.ndarray:
-    """Crop an image to a box and, optionally, resize it.
-
-    Args:
-        image: (H, W, channels).
-        box: (x, y, width, height).
-        size: (width, height) of the result; None: the size of the box.
-        interp: interpolation code, see `interpolation`.
-        drawn: code 0 to 4 for `interp=10`.
-
-    Returns:
-        (height, width, channels); a view of `image` if nothing is resized.
-
-    Example:
-        >>> crop(np.arange(12).reshape(3, 4, 1), (1, 0, 2, 2))[..., 0].tolist()
-        [[1, 2], [5, 6]]
-    """
-    x, y, width, height = box
-    out = image[y : y + height, x : x + width]
-    if size is None or (width, height) == tuple(size):
-        return out
-    return resize(out, *size, interpolation(interp, (height, width), (size[1], size[0]), drawn))
-
-
-def flip(image: np.ndarray) -> np.ndarray:
-    """Flip horizontally.
-
-    Example:
-        >>> flip(np.arange(3).reshape(1, 3, 1))[0, :, 0].tolist()
-        [2, 1, 0]
-    """
-    return image[:, ::-1]
 
 
 # OpenCV's border codes -> modes of np.pad.

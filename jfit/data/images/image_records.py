@@ -105,8 +105,8 @@ class ImageRecords(WholeBatches):
         offsets = record_offsets(path) if path_index is None else np.fromiter(read_index(path_index, str).values(), np.int64)
         if part_index is None and num_parts is None:
             part_index, num_parts = job_part()
-        part_index, num_parts = part_index or 0, 1 if num_parts is None else num_parts
-        self.rows = _part(len(offsets), part_index, num_parts)  # row indices of this part
+        part_index, num_parts = check_part(part_index or 0, 1 if num_parts is None else num_parts)
+        self.rows = np.array_split(np.arange(len(offsets)), num_parts)[part_index]  # row indices of this part
         self._offsets = offsets
         self.epoch, self.position = 0, 0  # of the next batch
         self._decoder: RowDecoder | None = None
@@ -240,11 +240,3 @@ class ImageRecords(WholeBatches):
                 self._pool.take()
             except FormatError:  # the batch is dropped anyway
                 continue
-
-
-def _part(rows: int, part: int, parts: int) -> np.ndarray:
-    """Return the row indices of one part; the first `rows % parts` parts have one row more."""
-    check_part(part, parts)
-    whole, rest = divmod(rows, parts)
-    start = part * whole + min(part, rest)
-    return np.arange(start, start + whole + (part < rest))

@@ -14,7 +14,7 @@ from pathlib import Path
 from jfit.data.images.codec import decode, encode, inside, open_image, pixels, resize
 from jfit.data.images.crops import short_size
 from jfit.data.images.source import read_list
-from jfit.formats.atomic import FormatError, read_file
+from jfit.formats.atomic import FormatError, atomic_path, read_file
 from jfit.formats.records import IRHeader, RecordWriter, pack
 
 
@@ -54,11 +54,10 @@ def pack_list(
         >>> pack_list(folder / "a.lst", folder, folder / "a")
         1
     """
-    targets = [Path(f"{os.fspath(prefix)}{ending}") for ending in (".rec", ".idx")]
-    temporary = [target.with_name(f".{target.name}.{os.getpid()}.half") for target in targets]
-    try:
-        lines = []
-        with RecordWriter(temporary[0]) as file:
+    lines = []
+    record_file, index_file = (f"{os.fspath(prefix)}{ending}" for ending in (".rec", ".idx"))
+    with atomic_path(index_file) as index, atomic_path(record_file) as record_path:
+        with RecordWriter(record_path) as file:
             for key, (labels, name) in read_list(path):
                 try:
                     content = _content(inside(root, name), shorter_side, quality)
@@ -69,12 +68,7 @@ def pack_list(
                     continue
                 label = float(labels[0]) if len(labels) == 1 else labels
                 lines.append(f"{key}\t{file.write(pack(IRHeader(0, label, key, 0), content))}\n")
-        temporary[1].write_text("".join(lines), encoding="utf-8")
-        for file_path, target in zip(temporary, targets, strict=True):
-            os.replace(file_path, target)
-    finally:
-        for file_path in temporary:
-            file_path.unlink(missing_ok=True)
+        index.write_text("".join(lines), encoding="utf-8")
     return len(lines)
 
 

@@ -21,11 +21,8 @@ from jfit.ops import Attrs
 INT64 = np.dtype(np.int64)
 FARTHEST = 2**62  # a bound beyond the end of any axis, for Slice
 TYPES = {  # dtype name -> its number in ONNX's TensorProto.DataType
-    name: number
-    for number, name in {
-        1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
-        11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
-    }.items()
+    "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10,
+    "float64": 11, "uint32": 12, "uint64": 13, "bfloat16": 16,
 }  # fmt: skip
 
 

@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from jfit.export.nodes.core import CONVERTERS, At, Graph, Unsupported, converts
-from jfit.export.nodes.reduce import over_rest
 
 ACTIVATIONS = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "softrelu": "Softplus", "softsign": "Softsign"}
 CONVERTERS["Activation"] = lambda graph, node, data: graph.add(ACTIVATIONS[node.attrs.act_type], data)
@@ -69,4 +68,4 @@ def softmax_output(graph: Graph, node: At, data: str, label: str = "") -> str:
         return graph.add("Softmax", data, axis=1)
     if node.attrs.preserve_shape or node.ndim <= 2:
         return graph.add("Softmax", data, axis=node.ndim - 1)
-    return over_rest(graph, data, node.shape)
+    return graph.reshape(graph.add("Softmax", graph.add("Flatten", data, axis=1), axis=1), node.shape)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit.export.nodes.core import CONVERTERS, At, Dims, Graph, converts
+from jfit.export.nodes.core import CONVERTERS, At, Graph, converts
 from jfit.ops.reduce import reduced_axes
 
 
@@ -109,10 +109,3 @@ def _softmax(kind: str, sign: int = 1) -> Callable[..., str]:
 
 
 CONVERTERS |= {"softmax": _softmax("Softmax"), "log_softmax": _softmax("LogSoftmax"), "softmin": _softmax("Softmax", sign=-1)}
-
-
-def over_rest(graph: Graph, data: str, shape: Dims) -> str:
-    """Return the softmax over all axes but the first."""
-    if len(shape) == 2:
-        return graph.add("Softmax", data, axis=1)
-    return graph.reshape(graph.add("Softmax", graph.add("Flatten", data, axis=1), axis=1), shape)

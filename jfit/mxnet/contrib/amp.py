@@ -273,24 +273,12 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: Any = "float16", *, c
 
 
 # ------------------------------------------------------------------------------------------------ lists
-_NAMES = ["", "gamma", "beta", "moving_mean", "moving_var"]
-_FLOAT32_PARAMS = {"BatchNorm": _NAMES, "BatchNormWithReLU": _NAMES}
-# function -> (what it lists, kind or list for float16, kind or list for bfloat16)
-_LISTS: dict[str, tuple[str, Any, Any]] = {
-    "list_lp16_ops": ("the operators that compute in 16 bits", LOW, LOW),
-    "list_fp32_ops": ("the operators that compute with float32", FULL, FULL),
-    "list_lp16_fp32_ops": ("the operators that compute in the dtype of their inputs", EITHER, EITHER),
-    "list_widest_type_cast": ("the operators whose inputs are cast to the widest of their dtypes", WIDEST, WIDEST),
-    "list_conditional_fp32_ops": ("(operator, attribute, values at which it computes with float32)", CONDITIONAL, CONDITIONAL),
-    "list_loss_output_functions": ("the output heads", LOSSES, LOSSES),
-    "list_lp16_use_fp32_params": ("the float32 parameters of operators that read 16-bit data", None, _FLOAT32_PARAMS),
-}  # fmt: skip
+def _list(name: str, what: str, kind: Any) -> Any:
+    """Return a function of the dtype that lists the operators of a kind; a kind that is a list is the same for all dtypes."""
 
-
-def _list(name: str, what: str, *values: Any) -> Any:
     def names(target_dtype: Any) -> Any:
-        value = values[_name(target_dtype) == "bfloat16"]
-        return default_lists(_name(target_dtype) == "bfloat16")[value] if isinstance(value, str) else value
+        lists = default_lists(_name(target_dtype) == "bfloat16")
+        return lists[kind] if isinstance(kind, str) else kind
 
     names.__name__ = names.__qualname__ = name
     names.__doc__ = f"""List {what}.
@@ -299,7 +287,7 @@ def _list(name: str, what: str, *values: Any) -> Any:
         target_dtype: "float16" or "bfloat16".
 
     Returns:
-        A list; for `list_lp16_use_fp32_params` a dict by operator, or None.
+        A list.
 
     Example:
         >>> _ = {name}("float16")
@@ -307,7 +295,28 @@ def _list(name: str, what: str, *values: Any) -> Any:
     return names
 
 
-(
-    list_lp16_ops, list_fp32_ops, list_lp16_fp32_ops, list_widest_type_cast, list_conditional_fp32_ops,
-    list_loss_output_functions, list_lp16_use_fp32_params,
-) = (_list(name, *row) for name, row in _LISTS.items())  # fmt: skip
+list_lp16_ops = _list("list_lp16_ops", "the operators that compute in 16 bits", LOW)
+list_fp32_ops = _list("list_fp32_ops", "the operators that compute with float32", FULL)
+list_lp16_fp32_ops = _list("list_lp16_fp32_ops", "the operators that compute in the dtype of their inputs", EITHER)
+list_widest_type_cast = _list("list_widest_type_cast", "the operators whose inputs get the widest of their dtypes", WIDEST)
+list_conditional_fp32_ops = _list(
+    "list_conditional_fp32_ops", "(operator, attribute, values at which it computes with float32)", CONDITIONAL
+)
+list_loss_output_functions = _list("list_loss_output_functions", "the output heads", LOSSES)
+
+
+def list_lp16_use_fp32_params(target_dtype: Any) -> dict[str, list[str]] | None:
+    """List the float32 parameters of operators that read 16-bit data.
+
+    Args:
+        target_dtype: "float16" or "bfloat16".
+
+    Returns:
+        For bfloat16 a dict by operator, for float16 None.
+
+    Example:
+        >>> list_lp16_use_fp32_params("bfloat16")["BatchNorm"]
+        ['', 'gamma', 'beta', 'moving_mean', 'moving_var']
+    """
+    names = ["", "gamma", "beta", "moving_mean", "moving_var"]
+    return {"BatchNorm": names, "BatchNormWithReLU": names} if _name(target_dtype) == "bfloat16" else None

@@ -7,7 +7,7 @@ import re
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -305,17 +305,12 @@ class Block:
             AssertionError: the block, or one in it, is hybridized.
         """
         table = [("Input", _shape_text(inputs), 0)]
-        seen, handles = set(), []
-        total = trainable = shared = 0
+        used: list[Any] = []  # the parameters of all rows, repeated if shared
+        handles = []
 
         def add(block: Any, _: Any, out: Any) -> None:
-            nonlocal total, trainable, shared
-            sizes = {p: p.data().size for p in block.params.values()}
-            total += sum(sizes.values())
-            trainable += sum(size for p, size in sizes.items() if p.grad_req != "null")
-            shared += sum(size for p, size in sizes.items() if p in seen)
-            seen.update(sizes)
-            table.append((f"{type(block).__name__}-{len(table)}", _shape_text(out), sum(sizes.values())))
+            used.extend(block.params.values())
+            table.append((f"{type(block).__name__}-{len(table)}", _shape_text(out), _size(block.params.values())))
 
         def watch(block: Any) -> None:
             assert not getattr(block, "_active", False), f"{block.name} is hybridized; call hybridize(False) before summary()."
@@ -330,6 +325,7 @@ class Block:
                 handle.detach()
         line = "{:>20}  {:>42} {:>15}".format
         thick, rows = "=" * 80, [line(*row) for row in table]
+        total, trainable, unique = _size(used), _size(p for p in used if p.grad_req != "null"), _size({*used})
         text = f"""{line("Layer (type)", "Output Shape", "Param #")}
 {thick}
 {chr(10).join(rows)}
@@ -338,14 +334,18 @@ Parameters in forward computation graph, duplicate included
    Total params: {total}
    Trainable params: {trainable}
    Non-trainable params: {total - trainable}
-Shared params in forward computation graph: {shared}
-Unique parameters in model: {total - shared}"""
+Shared params in forward computation graph: {total - unique}
+Unique parameters in model: {unique}"""
         print("-" * 80, text, "-" * 80, sep="\n")
 
 
 def rows(blocks: dict[str, Any]) -> str:
     """Return the lines `(name): block` of a repr."""
     return "\n".join(f"  ({name}): " + repr(block).replace("\n", "\n  ") for name, block in blocks.items())
+
+
+def _size(params: Iterable[Any]) -> int:
+    return sum(param.data().size for param in params)
 
 
 def _shape_text(arrays: Any) -> str:

@@ -58,11 +58,6 @@ class HybridBlock(Block):
         self._op_hook: Any = None  # (function, whether it also gets the inputs of operators)
         self._clear_cached_op()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if isinstance(value, HybridBlock):
-            self._clear_cached_op()
-
     def register_child(self, block: Any, name: str | None = None) -> None:
         """Add a child, which must be a HybridBlock (else ValueError)."""
         if not isinstance(block, HybridBlock):

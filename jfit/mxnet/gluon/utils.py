@@ -15,7 +15,7 @@ import numpy as np
 
 from jfit.mxnet.context import Context
 from jfit.mxnet.errors import MissingFile, MXNetError
-from jfit.mxnet.kvstore.transfer import device_put_all
+from jfit.mxnet.kvstore.transfer import device_put_all, sharding_of
 from jfit.mxnet.mutable import as_array, mutable_class
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array
@@ -98,12 +98,10 @@ def clip_global_norm(arrays: Sequence[Any], max_norm: float, check_isfinite: boo
 
     Source: Apache MXNet 1.9.1, `mxnet.gluon.utils.clip_global_norm`.
     """
-    first = as_array(arrays[0])
-    here = first.sharding if isinstance(first, jax.Array) else None
     values = [as_array(a) for a in arrays]
-    norm = jnp.sqrt(sum(device_put_all([_squares(v) for v in values], [here] * len(values))))
+    norm = jnp.sqrt(sum(device_put_all([_squares(v) for v in values], [sharding_of(values[0])] * len(values))))
     scale = jnp.minimum(max_norm / (norm + 1e-8), 1.0)
-    scales = device_put_all([scale] * len(values), [v.sharding if isinstance(v, jax.Array) else None for v in values])
+    scales = device_put_all([scale] * len(values), [sharding_of(v) for v in values])
     for cell, value, factor in zip(arrays, values, scales, strict=True):
         cell[:] = _scaled(value, factor)
     if not check_isfinite:

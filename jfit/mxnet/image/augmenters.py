@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit.data.images import colour, crops
+from jfit.data.images import colour
 from jfit.mxnet.image import functions
 from jfit.mxnet.image.functions import on_host
 from jfit.mxnet.mutable import MutableArray
@@ -196,7 +196,7 @@ class HorizontalFlipAug(Augmenter):
         self.p = p
 
     def __call__(self, src: Any) -> Any:
-        return on_host(src, crops.flip) if random.random() < self.p else src
+        return on_host(src, np.fliplr) if random.random() < self.p else src
 
 
 class CastAug(Augmenter):

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from jfit.data import DataDesc
-from jfit.data.images.crops import flip
 from jfit.mxnet.image.augmenters import Augmenter, CreateAugmenter, ForceResizeAug, ResizeAug
 from jfit.mxnet.image.functions import copyMakeBorder, fixed_crop, on_host
 from jfit.mxnet.image.iterator import ImageIter
@@ -108,7 +107,7 @@ class DetHorizontalFlipAug(DetAugmenter):
 
     def __call__(self, src: Any, label: Any) -> tuple[Any, Any]:
         if random.random() < self.p:
-            src = on_host(src, flip)
+            src = on_host(src, np.fliplr)
             label[:, [1, 3]] = 1.0 - label[:, [3, 1]]
         return src, label
 

@@ -117,8 +117,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, ctx: 
         >>> arange(1, 4)
         array([1., 2., 3.])
     """
-    first, last = (0, start) if stop is None else (start, stop)
-    return array(np.arange(first, last, step), dtype or np.float32, ctx)
+    return array(np.arange(start, stop, step), dtype or np.float32, ctx)
 
 
 linspace, logspace = _of_numpy(np.linspace), _of_numpy(np.logspace)

@@ -91,12 +91,35 @@ class BothDirections(Parts):
         return sequences.masked(outputs, merge), [l_states, r_states]
 
 
-class Zoneout(Cell):
-    """A cell whose outputs and states keep, at random, their values of the previous step."""
+class Modifier(Cell):
+    """A cell that wraps another cell and has its weights and states."""
 
     base_cell: Any
-    zoneout_outputs: float
-    zoneout_states: float
+    _check_not_modified: Callable[[], None]
+
+    @property
+    def params(self) -> Any:
+        """The parameters of the wrapped cell."""
+        return self.base_cell.params
+
+    def _begin_wrapped(self, **kwargs: Any) -> States:
+        """Return the initial states of the wrapped cell, with arguments of its `begin_state`."""
+        self._check_not_modified()
+        self.base_cell._modified = False
+        states = self.base_cell.begin_state(**kwargs)
+        self.base_cell._modified = True
+        return states
+
+
+class Zoneout(Modifier):
+    """A cell whose outputs and states keep, at random, their values of the previous step."""
+
+    _check_steps: Callable[[Any], None]  # raises an error if the wrapped cell cannot do a single time step
+
+    def __init__(self, base_cell: Any, zoneout_outputs: float = 0.0, zoneout_states: float = 0.0) -> None:
+        self._check_steps(base_cell)
+        super().__init__(base_cell)  # type: ignore[call-arg]
+        self.zoneout_outputs, self.zoneout_states = zoneout_outputs, zoneout_states
 
     def _zoned(self, F: Any, inputs: Any, states: States, first: Callable[[Any], Any]) -> tuple[Any, States]:
         """Compute one time step; `first` returns the output before the first step."""
@@ -117,10 +140,8 @@ class Zoneout(Cell):
         self.prev_output: Any = None
 
 
-class Residual(Cell):
+class Residual(Modifier):
     """A cell whose inputs are added to its outputs."""
-
-    base_cell: Any
 
     def _unroll(self, sequences: Sequences, inputs: Any, states: States) -> tuple[Any, States]:
         outputs, states = sequences.unroll(self.base_cell, inputs, states, sequences.merge)

@@ -7,13 +7,13 @@ from typing import Any
 
 from jfit.graph.symbol import Symbol
 from jfit.mxnet import symbol as sym
-from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams
+from jfit.mxnet.rnn.base import Arrays, BaseRNNCell
 from jfit.mxnet.rnn.cells import BidirectionalCell
-from jfit.mxnet.rnn.composed import Residual, States, Zoneout
+from jfit.mxnet.rnn.composed import Modifier, Residual, States, Zoneout
 from jfit.mxnet.rnn.fused import FusedRNNCell
 
 
-class ModifierCell(BaseRNNCell):
+class ModifierCell(Modifier, BaseRNNCell):
     """Base of cells that wrap another cell and have its states and weights.  The wrapped cell must not be called directly.
 
     Args:
@@ -31,11 +31,6 @@ class ModifierCell(BaseRNNCell):
         self.base_cell = base_cell
 
     @property
-    def params(self) -> RNNParams:
-        """The container of the wrapped cell's variables."""
-        return self.base_cell.params
-
-    @property
     def state_info(self) -> list[Any]:
         """Shape and `__layout__` of each state of the wrapped cell."""
         return self.base_cell.state_info
@@ -47,11 +42,7 @@ class ModifierCell(BaseRNNCell):
             init_sym: function that returns a symbol, see `func` of `BaseRNNCell.begin_state`; may also be passed as `func=`.
             kwargs: further arguments of that function.
         """
-        self._check_not_modified()
-        self.base_cell._modified = False
-        states = self.base_cell.begin_state(kwargs.pop("func", init_sym), **kwargs)
-        self.base_cell._modified = True
-        return states
+        return self._begin_wrapped(**{"func": init_sym, **kwargs})
 
     def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
         """Split the weights of the wrapped cell into one array per gate, as `BaseRNNCell.unpack_weights`."""
@@ -84,13 +75,10 @@ class ZoneoutCell(Zoneout, ModifierCell):
     Source: Krueger and others, Zoneout, 2016.
     """
 
-    def __init__(self, base_cell: BaseRNNCell, zoneout_outputs: float = 0.0, zoneout_states: float = 0.0) -> None:
-        cells = base_cell._cells if not isinstance(base_cell, BidirectionalCell) else ()
-        for cell in (base_cell, *cells):
-            if isinstance(cell, FusedRNNCell | BidirectionalCell):
-                raise ValueError(f"zoneout works step by step, and a {type(cell).__name__} does not; wrap the cells inside it")
-        super().__init__(base_cell)
-        self.zoneout_outputs, self.zoneout_states = zoneout_outputs, zoneout_states
+    def _check_steps(self, cell: BaseRNNCell) -> None:
+        for each in (cell, *cell._cells):
+            if isinstance(each, FusedRNNCell | BidirectionalCell):
+                raise ValueError(f"zoneout works step by step, and a {type(each).__name__} does not; wrap the cells inside it")
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
         """Compute one time step: (inputs, states) -> (output, new states)."""

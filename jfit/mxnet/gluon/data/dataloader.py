@@ -34,8 +34,6 @@ from jfit.mxnet.ndarray.array import NDArray, function
 from jfit.mxnet.numpy.arrays import current_kind
 from jfit.mxnet.util import is_np_array, is_np_shape, set_np
 
-__all__ = ["DataLoader", "default_batchify_fn", "default_mp_batchify_fn"]
-
 
 def default_batchify_fn(data: Sequence[Any]) -> Any:
     """Collate samples to a batch: arrays and numbers are stacked, tuples collated element by element.

@@ -9,8 +9,6 @@ import numpy as np
 
 from jfit import checks
 
-__all__ = ["BatchSampler", "FilterSampler", "IntervalSampler", "RandomSampler", "Sampler", "SequentialSampler"]
-
 
 class Sampler:
     """Base class; a subclass implements `__iter__`, over the numbers of samples, and `__len__`, how many there are.

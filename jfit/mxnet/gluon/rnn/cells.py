@@ -16,7 +16,7 @@ from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.hybrid import HybridBlock
 from jfit.mxnet.gluon.nn.basic_layers import Container
 from jfit.mxnet.rnn import steps
-from jfit.mxnet.rnn.composed import BothDirections, Cell, Parts, Residual, Stacked, States, Zoneout
+from jfit.mxnet.rnn.composed import BothDirections, Cell, Modifier, Parts, Residual, Stacked, States, Zoneout
 from jfit.mxnet.rnn.sequences import Sequences, namespace
 from jfit.mxnet.rnn.steps import Step
 
@@ -424,7 +424,7 @@ class DropoutCell(HybridRecurrentCell):
         return self.hybrid_forward(sequences.F, inputs, states)
 
 
-class ModifierCell(HybridRecurrentCell):
+class ModifierCell(Modifier, HybridRecurrentCell):
     """Base of cells that wrap another cell and have its states and weights.  The wrapped cell must not be called directly.
 
     Args:
@@ -443,22 +443,13 @@ class ModifierCell(HybridRecurrentCell):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_cell})"
 
-    @property
-    def params(self) -> Any:
-        """The parameters of the wrapped cell."""
-        return self.base_cell.params
-
     def state_info(self, batch_size: int = 0) -> list[Any]:
         """Return the shape and `__layout__` of each state of the wrapped cell."""
         return self.base_cell.state_info(batch_size)
 
     def begin_state(self, func: Callable[..., Any] = sym.zeros, **kwargs: Any) -> States:
         """Return the initial states of the wrapped cell, with the arguments of its `begin_state`."""
-        self._check_not_modified()
-        self.base_cell._modified = False
-        states = self.base_cell.begin_state(func=func, **kwargs)
-        self.base_cell._modified = True
-        return states
+        return self._begin_wrapped(func=func, **kwargs)
 
     def _check_steps(self, cell: Any) -> None:
         """Raise AssertionError if a cell, or a cell of a stack, is bidirectional and so cannot do a single time step."""
@@ -487,11 +478,6 @@ class ZoneoutCell(Zoneout, ModifierCell):
 
     Source: Krueger and others, Zoneout, 2016.
     """
-
-    def __init__(self, base_cell: Any, zoneout_outputs: float = 0.0, zoneout_states: float = 0.0) -> None:
-        self._check_steps(base_cell)
-        super().__init__(base_cell)
-        self.zoneout_outputs, self.zoneout_states = zoneout_outputs, zoneout_states
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(p_out={self.zoneout_outputs}, p_state={self.zoneout_states}, {self.base_cell})"

@@ -17,8 +17,6 @@ from jfit.mxnet.gluon.utils import split_and_load
 from jfit.mxnet.metric import create
 from jfit.mxnet.ndarray_classes import Trainer
 
-__all__ = ["Estimator"]
-
 
 class Estimator:
     """Trains and evaluates a gluon net, and calls handlers of events; a subclass may override `fit_batch` and `evaluate_batch`.

@@ -18,8 +18,6 @@ from jfit.mxnet.image.functions import imdecode, imread
 from jfit.mxnet.numpy.arrays import current_kind
 from jfit.mxnet.recordio import unpack
 
-__all__ = ["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "ImageFolderDataset", "ImageRecordDataset"]
-
 _Transform = Callable[[Any, Any], Any] | None
 
 

@@ -17,12 +17,6 @@ from jfit.mxnet.ndarray.array import NDArray
 from jfit.ops import lookup
 from jfit.ops.image import new_size
 
-__all__ = [
-    "Cast", "CenterCrop", "Compose", "CropResize", "Normalize", "RandomApply", "RandomBrightness", "RandomColorJitter",
-    "RandomContrast", "RandomFlipLeftRight", "RandomFlipTopBottom", "RandomHue", "RandomLighting", "RandomResizedCrop",
-    "RandomRotation", "RandomSaturation", "Resize", "Rotate", "ToTensor",
-]  # fmt: skip
-
 
 class Compose(Sequential):
     """Apply transforms in order; neighboring HybridBlocks are joined and hybridized.
