@@ -17,7 +17,7 @@ from jax import Array
 
 from jfit import counters
 from jfit.data.trees import expected_names, named_arrays, named_batch, others
-from jfit.data.valid import Valid, check_values, valid_weights
+from jfit.data.valid import check_values, valid_weights
 from jfit.lowering.model import flatten_names
 from jfit.lowering.row_axes import RowAxes
 from jfit.ops.registry import nearest
@@ -260,27 +260,6 @@ def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batc
             raise ValueError(f"{where}{name} has shape {np.shape(weight)}, the batch has {count} rows; pass one number per row")
         check_weights(weight, name, where)
     return batch
-
-
-def check_labels(labels: Any, num_classes: int, name: str, ignore_label: float | None = None) -> None:
-    """Check that class labels are whole numbers with 0 ≤ labelᵢ < num_classes.
-
-    Args:
-        labels: class indices, integer or float array of any shape, batch axis first.
-        num_classes: number of classes.
-        name: name of the label input, for the message.
-        ignore_label: one more value that is valid: the label of entries excluded from the loss.
-
-    Raises:
-        ValueError: a label is NaN, out of range, or not a whole number; the message names the first such row.
-
-    Example:
-        >>> check_labels([0, 2, 5], 5, "y")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        ValueError: label 'y': row 2 is 5, expected classes 0..4; renumber the labels from 0, or give the last layer ...
-    """
-    check_values(labels, Valid(name, 0, num_classes - 1, True, () if ignore_label is None else (ignore_label,)))
 
 
 # ------------------------------------------------------------------------------------------------ names

@@ -66,8 +66,6 @@ def stack_rows(parts: Sequence[SparseArray]) -> SparseArray:
         >>> stack_rows([one, one]).todense().tolist()
         [[0.0, 5.0], [0.0, 5.0]]
     """
-    if len(parts) == 1:
-        return parts[0]
     counts = np.concatenate([np.diff(p.aux[0]) for p in parts])
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     columns = np.concatenate([p.aux[1] for p in parts])
