@@ -195,7 +195,7 @@ def check_weights(weight: Any, name: str, where: str = "") -> None:
     """Raise an error unless every row weight is finite and non-negative.
 
     Args:
-        weight: (rows,) numbers.
+        weight: (rows,) numbers.  A JAX array is not checked: reading it would block the host.
         name: "weight" or "metric_weight", for the message.
         where: prefix of the message, such as "batch 3: ".
 
@@ -208,7 +208,8 @@ def check_weights(weight: Any, name: str, where: str = "") -> None:
         ...
         ValueError: weight of row 1 is -2.0; row weights must be finite and at least 0; use 0 to exclude a row.
     """
-    check_values(on_host(weight), valid_weights(name), where)
+    if not isinstance(weight, jax.Array):
+        check_values(weight, valid_weights(name), where)
 
 
 def equal_rows(counts: Mapping[str, int], where: str = "", axes: Axes | None = None) -> int | None:
@@ -271,6 +272,8 @@ def is_array(value: Any) -> bool:
 
 def is_mxnet_iter(value: Any) -> bool:
     """Return whether a value has the interface of an MXNet DataIter: `provide_data`, `reset` and `__next__`."""
+    if hasattr(value, "provide_data") and hasattr(value, "next") and not hasattr(value, "__next__"):
+        raise TypeError(f"{type(value).__name__} has provide_data and next, but no __next__; add `__next__ = next` to it")
     return all(hasattr(value, name) for name in ("provide_data", "reset", "__next__"))
 
 
