@@ -137,12 +137,10 @@ class RateRange:
         if rate is not None:
             height = float(np.interp(np.log(rate), np.log(self.rates), self.smoothed))
             axis.plot([rate], [height], "o", color="C3", label=f"suggestion {rate:.2g}")
-        axis.set_xscale("log")
+        axis.set(xscale="log", xlabel="learning rate", ylabel="loss")
         top, low = float(np.max(self.smoothed[finite][:1], initial=0)), float(np.min(self.smoothed[finite], initial=np.inf))
         if np.isfinite(low) and top > low:  # a diverged loss would otherwise determine the scale and flatten the curve
             axis.set_ylim(low - 0.1 * (top - low), top + 0.5 * (top - low))
-        axis.set_xlabel("learning rate")
-        axis.set_ylabel("loss")
         axis.grid(alpha=0.3)
         axis.legend()
         save_figure(figure, path)
