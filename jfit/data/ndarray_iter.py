@@ -59,7 +59,7 @@ class DataDesc(namedtuple("DataDesc", ["name", "shape"])):
     def get_list(shapes, types=None) -> list[DataDesc]:
         """Build a list of `DataDesc` from `shapes`, (name, shape) pairs, and optionally `types`, (name, dtype) pairs."""
         dtypes = dict(types or ())
-        return [DataDesc(s[0], s[1], dtypes.get(s[0], np.float32)) if types else DataDesc(s[0], s[1]) for s in shapes]
+        return [DataDesc(s[0], s[1], dtypes.get(s[0], np.float32)) for s in shapes]
 
 
 class DataBatch:
