@@ -1,4 +1,4 @@
-"""The generated tables of the pages: `python docs/tables.py operators > docs/operators.md`, or `optimizers`, or `metrics`."""
+"""The generated tables of the pages: `python docs/tables.py operators > docs/operators.md`; optimizers, metrics, converters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jfit import export
 from jfit.metrics import METRICS, create
 from jfit.ops.attributes import REQUIRED
 from jfit.ops.registry import ALIASES, REGISTRY, Op
@@ -164,6 +165,17 @@ def metrics() -> str:
     return markdown_table(METRIC_COLUMNS, rows)
 
 
+def converters() -> str:
+    """Return the table of docs/export.md: the operators that have an ONNX converter, by family."""
+    families: dict[str, list[str]] = {}
+    for name in export.converters():
+        if name in REGISTRY:
+            families.setdefault(REGISTRY[name].family, []).append(code(name))
+    count = sum(map(len, families.values()))
+    rows = [(family, ", ".join(names)) for family, names in sorted(families.items())]
+    return f"{markdown_table(('family', 'operators'), rows)}\n{count} of {len(REGISTRY)} operators.\n"
+
+
 def _size(name: str) -> str:
     """Return the number of running sums of the metric `name` as text, a polynomial of the number of classes K."""
     metric = create(name, **({"average": "macro"} if name in ("precision", "recall") else {}))
@@ -188,4 +200,5 @@ def _polynomial(square: int, slope: int, rest: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write({"operators": operators, "optimizers": optimizers, "metrics": metrics}[sys.argv[1]]())
+    tables = {"operators": operators, "optimizers": optimizers, "metrics": metrics, "converters": converters}
+    sys.stdout.write(tables[sys.argv[1]]())

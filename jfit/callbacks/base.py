@@ -131,15 +131,9 @@ def as_callback(callback: Any) -> Callback:
         raise TypeError(f"callbacks: found {callback!r} of type {type(callback).__name__}; expected {expected}")
     events = getattr(callback, "events", ("epoch_end",))
     events = (events,) if isinstance(events, str) else tuple(events)
-
-    def on(event: Event, state: Any) -> Any:
-        callback(event)
-        return state
-
-    every = getattr(callback, "every", None)
-    main_only = bool(getattr(callback, "main_only", False))
+    every, main_only = getattr(callback, "every", None), bool(getattr(callback, "main_only", False))
     name = getattr(callback, "__name__", "callback")
-    return _checked(Callback(on=on, events=events, every=every, name=name, main_only=main_only))
+    return lambda_callback(every=every, name=name, main_only=main_only, **dict.fromkeys(events, callback))
 
 
 def lambda_callback(

@@ -63,9 +63,7 @@ class LiveTable:
         """Show the table of the epochs, and below it the status, which is HTML."""
         parts = [self.choice and f"<p>{html.escape(self.choice)}</p>", len(self.history) and self.history._repr_html_(), status]
         text = "\n".join([self.choice] * bool(self.choice) + [self.history._text()])
-        self._update({"text/html": "".join(filter(None, parts)), "text/plain": text})
-
-    def _update(self, data: dict[str, str]) -> None:
+        data = {"text/html": "".join(filter(None, parts)), "text/plain": text}
         if self.handle is None:
             from IPython.display import display
 

@@ -1,7 +1,6 @@
 """Callbacks that log the values of a run: to a CSV file, to a JSON lines file, or with `logging` in MXNet's format."""
 
 import csv
-import io
 import json
 import logging
 import math
@@ -11,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jfit.callbacks.base import Callback, Event, scalars
+from jfit.callbacks.base import Callback, Event, lambda_callback, scalars
 from jfit.checks import one_of, positive_integer
 from jfit.formats.atomic import atomic_write
 from jfit.history.plots import TIMES
-from jfit.history.table import to_json_value
+from jfit.history.table import csv_text, to_json_value
 
 Row = dict[str, Any]
 _TIMING = ("loss", "lr", *TIMES)
@@ -38,19 +37,19 @@ def csv_logger(path: str | os.PathLike[str]) -> Callback:
     """
     path = Path(path)
 
-    def on(event: Event, state: Any) -> Any:
-        if event.kind == "fit_start":
-            _rewind(path, event, _csv_rows, _csv)
-        if event.kind == "fit_start" or event.ends_epoch:
-            return state
+    def start(event: Event) -> None:
+        _rewind(path, event, _csv_rows, _csv)
+
+    def log(event: Event) -> None:
+        if event.ends_epoch:
+            return
         row, header = {"epoch": event.epoch, "step": event.step, **scalars(event.logs)}, _csv_header(path)
         if header and set(row) <= set(header):
             _append(path, _csv([row], below=header))
         else:
             atomic_write(path, _csv([*_csv_rows(path), row]))
-        return state
 
-    return Callback(on=on, events=("fit_start", "evaluation", "epoch_end"), name="csv_logger", main_only=True)
+    return lambda_callback(fit_start=start, evaluation=log, epoch_end=log, name="csv_logger", main_only=True)
 
 
 def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback:
@@ -76,16 +75,16 @@ def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback
     one_of(("epoch", "log"), every=every)
     path = Path(path)
 
-    def on(event: Event, state: Any) -> Any:
-        if event.kind == "fit_start":
-            _rewind(path, event, _json_rows, _json_lines)
-        elif not event.ends_epoch:
+    def start(event: Event) -> None:
+        _rewind(path, event, _json_rows, _json_lines)
+
+    def log(event: Event) -> None:
+        if not event.ends_epoch:
             row = {"epoch": event.epoch, "step": event.step, "batch": event.batch, **event.logs}
             _append(path, _json_lines([row]))
-        return state
 
-    events = ("fit_start", "evaluation", "epoch_end" if every == "epoch" else "log")
-    return Callback(on=on, events=events, name="jsonl_logger", main_only=True)
+    regular: dict[str, Any] = {"epoch_end" if every == "epoch" else "log": log}
+    return lambda_callback(fit_start=start, evaluation=log, **regular, name="jsonl_logger", main_only=True)
 
 
 def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
@@ -202,12 +201,7 @@ def _csv_rows(path: Path) -> list[Row]:
 
 def _csv(rows: list[Row], below: list[str] | None = None) -> str:
     """Return rows as CSV, with a header unless they come below one with these names."""
-    text, names = io.StringIO(), below or list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    if rows and below is None:
-        writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(rows, below or dict.fromkeys(name for row in rows for name in row), header=bool(rows) and below is None)
 
 
 def _json_rows(path: Path) -> list[Row]:

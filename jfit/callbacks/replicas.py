@@ -84,7 +84,7 @@ class _Check:
         trees = {"params": state.params, "aux": state.aux, "opt_state": state.opt_state, "base_lr": state.base_lr}
         flat, _ = jax.tree.flatten_with_path({**trees, "key": state.key})
         flat = [(path, leaf) for path, leaf in flat if leaf.is_fully_replicated]
-        names = ["/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path) for path, _ in flat]
+        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in flat]
         digests = _digests([leaf for _, leaf in flat])
         digests.copy_to_host_async()
         self._pending = _Pending(event.step, names, in_thread(_exchanged, digests))

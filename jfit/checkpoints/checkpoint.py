@@ -272,19 +272,14 @@ def set_aside(directory: str | os.PathLike[str], *, after: int = -1) -> Path | N
     folders = {step_of(folder): folder for folder in folders_of(Path(directory)) if step_of(folder) > after}
     if not folders:
         return None
-    numbers = _earlier(Path(directory))
+    names = [(entry.name.removeprefix("earlier-"), entry) for entry in Path(directory).glob("earlier-*")]
+    numbers = {int(number): entry for number, entry in names if number.isdecimal()}
     target = Path(directory) / f"earlier-{max(numbers, default=0) + 1}"
     target.mkdir()
     for step, folder in folders.items():
         folder.rename(path_of(target, step))  # the name of one that was being replaced is ".step-....old"
     _log_earlier(target, [*numbers.values(), target])
     return target
-
-
-def _earlier(directory: Path) -> dict[int, Path]:
-    """The folders of `set_aside` by number."""
-    names = [(entry.name.removeprefix("earlier-"), entry) for entry in directory.glob("earlier-*")]
-    return {int(number): entry for number, entry in names if number.isdecimal()}
 
 
 def _log_earlier(target: Path, folders: list[Path]) -> None:

@@ -250,10 +250,10 @@ def named_leaves(values: Mapping[str, Any], separator: str) -> Iterator[tuple[st
             yield name, value
 
 
-def short(value: Any) -> str:
-    """Return a value as JSON, or a string as it is, in at most 80 characters."""
+def short(value: Any, most: int = 80) -> str:
+    """Return a value as JSON, or a string as it is, in at most `most` characters."""
     text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 # ------------------------------------------------------------------------------------------------ descriptions of values
@@ -320,7 +320,7 @@ def _parts(x: Any) -> list[Any]:
     if isinstance(x, types.CodeType):
         return [x.co_code, list(x.co_consts), list(x.co_names)]
     if isinstance(x, types.FunctionType):
-        cells = [cell.cell_contents for cell in x.__closure__ or () if _has_contents(cell)]
+        cells = [cell.cell_contents for cell in x.__closure__ or () if cell != types.CellType()]  # no empty ones
         return [x.__code__, x.__defaults__, x.__kwdefaults__, *cells, *_globals(x)]
     if isinstance(x, functools.partial):
         return [x.func, x.args, x.keywords]
@@ -386,11 +386,3 @@ def _sampled(x: Any) -> Any:
         return x
     every = -(-x.nbytes // MOST_BYTES)
     return x.flat[::every] if isinstance(x, np.ndarray) else x.reshape(-1)[::every]
-
-
-def _has_contents(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

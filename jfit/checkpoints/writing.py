@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -180,7 +179,6 @@ class BackgroundWrite:
 
     def error(self) -> BaseException | None:
         """Wait for the function, and return its exception; None if there is none.  Ctrl-C may end the wait."""
-        wait([self._future])
         return self._future.exception()
 
     def abandon(self) -> bool:

@@ -3,7 +3,7 @@
 from jfit.data.adapters import as_data as as_data
 from jfit.data.arrays import ArrayData as ArrayData, to_array as to_array
 from jfit.data.batch import (
-    Batch as Batch, Names as Names, check_batch as check_batch, check_labels as check_labels, pad_rows as pad_rows,
+    Batch as Batch, Names as Names, check_batch as check_batch, pad_rows as pad_rows,
     rows as rows,
 )
 from jfit.data.combine import PrefetchingIter as PrefetchingIter, ResizeIter as ResizeIter

@@ -247,11 +247,6 @@ class ArrayData:
         """Total size of all arrays in bytes, after conversion to 32-bit dtypes."""
         return sum(a.size * narrow_dtype(a.dtype).itemsize for a in self.arrays.values())
 
-    @property
-    def specs(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Input name -> (shape of one row, dtype)."""
-        return {name: (a.shape[1:], narrow_dtype(a.dtype)) for name, a in self.arrays.items()}
-
     def num_batches(self, batch_size: int) -> int:
         """Number of batches per epoch, a short last batch included."""
         count = -(-self.num_rows // batch_size)

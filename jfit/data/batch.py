@@ -17,7 +17,7 @@ from jax import Array
 
 from jfit import counters
 from jfit.data.trees import expected_names, named_arrays, named_batch, others
-from jfit.data.valid import Valid, check_values, valid_weights
+from jfit.data.valid import check_values, valid_weights
 from jfit.lowering.model import flatten_names
 from jfit.lowering.row_axes import RowAxes
 from jfit.ops.registry import nearest
@@ -195,7 +195,7 @@ def check_weights(weight: Any, name: str, where: str = "") -> None:
     """Raise an error unless every row weight is finite and non-negative.
 
     Args:
-        weight: (rows,) numbers.
+        weight: (rows,) numbers.  A JAX array is not checked: reading it would block the host.
         name: "weight" or "metric_weight", for the message.
         where: prefix of the message, such as "batch 3: ".
 
@@ -208,7 +208,8 @@ def check_weights(weight: Any, name: str, where: str = "") -> None:
         ...
         ValueError: weight of row 1 is -2.0; row weights must be finite and at least 0; use 0 to exclude a row.
     """
-    check_values(on_host(weight), valid_weights(name), where)
+    if not isinstance(weight, jax.Array):
+        check_values(weight, valid_weights(name), where)
 
 
 def equal_rows(counts: Mapping[str, int], where: str = "", axes: Axes | None = None) -> int | None:
@@ -261,27 +262,6 @@ def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batc
     return batch
 
 
-def check_labels(labels: Any, num_classes: int, name: str, ignore_label: float | None = None) -> None:
-    """Check that class labels are whole numbers with 0 ≤ labelᵢ < num_classes.
-
-    Args:
-        labels: class indices, integer or float array of any shape, batch axis first.
-        num_classes: number of classes.
-        name: name of the label input, for the message.
-        ignore_label: one more value that is valid: the label of entries excluded from the loss.
-
-    Raises:
-        ValueError: a label is NaN, out of range, or not a whole number; the message names the first such row.
-
-    Example:
-        >>> check_labels([0, 2, 5], 5, "y")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        ValueError: label 'y': row 2 is 5, expected classes 0..4; renumber the labels from 0, or give the last layer ...
-    """
-    check_values(labels, Valid(name, 0, num_classes - 1, True, () if ignore_label is None else (ignore_label,)))
-
-
 # ------------------------------------------------------------------------------------------------ names
 def is_array(value: Any) -> bool:
     """Return whether a value is an array, tensor or data frame of any library (a list of numbers is not)."""
@@ -292,6 +272,8 @@ def is_array(value: Any) -> bool:
 
 def is_mxnet_iter(value: Any) -> bool:
     """Return whether a value has the interface of an MXNet DataIter: `provide_data`, `reset` and `__next__`."""
+    if hasattr(value, "provide_data") and hasattr(value, "next") and not hasattr(value, "__next__"):
+        raise TypeError(f"{type(value).__name__} has provide_data and next, but no __next__; add `__next__ = next` to it")
     return all(hasattr(value, name) for name in ("provide_data", "reset", "__next__"))
 
 

@@ -118,10 +118,9 @@ def select(data: Any, names: Names, columns: Columns | None) -> tuple[dict[str, 
     rest = [n for n in have if n not in used]
     by_name = all(n in rest for n in names.inputs) and (not frame or len(names.inputs) > 1)
     if by_name:
-        others = rest if frame else [n for n in rest if n not in names.inputs]  # a dict may have more columns than inputs
         optional = () if names.structure is None else names.structure.optional
         inputs = {n: _column(data, n) for n in (*names.inputs, *(n for n in optional if frame and n in rest))}
-        extra = {} if frame else {n: data[n] for n in others}
+        extra = {} if frame else {n: data[n] for n in rest if n not in names.inputs}  # a dict may have more columns than inputs
         if frame:
             names.log_extra([*names.labels, *rest])
         return {**inputs, **extra, **labels}, Columns(used)

@@ -114,7 +114,7 @@ class PrefetchingIter(WholeBatches):
         resumable = all(hasattr(it, "state_dict") for it in self.iters)
         self._positions = [it.state_dict() for it in self.iters] if resumable else []
         self._pool = self._pool or ThreadPoolExecutor(len(self.iters), thread_name_prefix="jfit-prefetch")
-        self._ahead = [self._pool.submit(_next_or_none, it) for it in self.iters]
+        self._ahead = [self._pool.submit(next, it, None) for it in self.iters]
 
     def reset(self) -> None:
         """Start the next epoch; drop batches read ahead, and a pending error of an iterator."""
@@ -171,13 +171,6 @@ class PrefetchingIter(WholeBatches):
         if self._pool is not None:
             self._pool.shutdown()
         self._pool, self._ahead = None, []
-
-
-def _next_or_none(it: Any) -> Any:
-    try:
-        return it.next()
-    except StopIteration:
-        return None
 
 
 def _renamed(groups: Sequence[Sequence[Any]], names: Sequence[Mapping[str, str]] | None) -> list[DataDesc]:

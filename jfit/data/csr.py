@@ -43,8 +43,15 @@ def pick_rows(matrix: SparseArray, pick: slice | np.ndarray) -> SparseArray:
         [[0.0, 7.0], [0.0, 7.0], [5.0, 0.0]]
     """
     starts, columns = matrix.aux
-    pick = np.arange(*pick.indices(matrix.shape[0])) if isinstance(pick, slice) else pick
-    counts = starts[pick + 1] - starts[pick]
+    if isinstance(pick, slice):
+        low, high, step = pick.indices(matrix.shape[0])
+        if step == 1:
+            high = max(low, high)
+            values = slice(int(starts[low]), int(starts[high]))
+            parts = (starts[low : high + 1] - starts[low], columns[values])
+            return SparseArray("csr", matrix.data[values], parts, (high - low, *matrix.shape[1:]))
+        pick = np.arange(low, high, step)
+    counts = np.diff(starts)[pick]
     new_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     # Value k of a row has the index start + k, in the old matrix as in the new one: shift by the difference of the starts.
     places = np.repeat(starts[pick] - new_starts[:-1], counts) + np.arange(new_starts[-1])
@@ -59,8 +66,6 @@ def stack_rows(parts: Sequence[SparseArray]) -> SparseArray:
         >>> stack_rows([one, one]).todense().tolist()
         [[0.0, 5.0], [0.0, 5.0]]
     """
-    if len(parts) == 1:
-        return parts[0]
     counts = np.concatenate([np.diff(p.aux[0]) for p in parts])
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     columns = np.concatenate([p.aux[1] for p in parts])
@@ -75,7 +80,10 @@ def take_rows(column: Any, pick: slice | np.ndarray) -> Any:
 
 def copy_rows(column: Any) -> Any:
     """Copy an array or CSR matrix, so that the caller may write into it."""
-    return pick_rows(column, slice(None)) if isinstance(column, SparseArray) else column.copy()
+    if isinstance(column, SparseArray):
+        starts, columns = column.aux
+        return column._replace(data=column.data.copy(), aux=(starts.copy(), columns.copy()))
+    return column.copy()
 
 
 def concatenate(parts: Sequence[Any]) -> Any:

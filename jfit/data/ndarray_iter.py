@@ -59,7 +59,7 @@ class DataDesc(namedtuple("DataDesc", ["name", "shape"])):
     def get_list(shapes, types=None) -> list[DataDesc]:
         """Build a list of `DataDesc` from `shapes`, (name, shape) pairs, and optionally `types`, (name, dtype) pairs."""
         dtypes = dict(types or ())
-        return [DataDesc(s[0], s[1], dtypes.get(s[0], np.float32)) if types else DataDesc(s[0], s[1]) for s in shapes]
+        return [DataDesc(s[0], s[1], dtypes.get(s[0], np.float32)) for s in shapes]
 
 
 class DataBatch:
@@ -392,9 +392,9 @@ def _array(value: Any, name: str) -> Any:
     sparse = as_csr(value)
     if sparse is not None:
         return sparse if hasattr(value, "stype") else sparse._replace(data=sparse.data.astype(np.float32))
-    lazy = as_lazy(value)
-    if lazy is not None:
-        return lazy
+    is_dataset = type(value).__module__.startswith("h5py.") and hasattr(value, "chunks")
+    if is_dataset or (is_mapped(value) and value.dtype != np.float32):
+        return LazyRows(value)
     array = to_array(np.asarray(value) if isinstance(value, np.ndarray) else value, name)  # without a mask, as in MXNet
     # MXNet keeps the dtype of NDArrays and converts all other arrays to float32.
     keep_dtype = hasattr(value, "asnumpy") or hasattr(value, "addressable_shards")
@@ -431,12 +431,6 @@ class LazyRows:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.source[:], dtype or np.float32)
-
-
-def as_lazy(value: Any) -> LazyRows | None:
-    """Wrap an h5py dataset, or a large memory map of another dtype than float32, in `LazyRows`; None for other values."""
-    is_dataset = type(value).__module__.startswith("h5py.") and hasattr(value, "chunks")
-    return LazyRows(value) if is_dataset or (is_mapped(value) and value.dtype != np.float32) else None
 
 
 class WholeBatches(DataIter):

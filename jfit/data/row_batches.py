@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -137,13 +138,7 @@ def _joined(values: Sequence[Any], where: str) -> Any:
 
 def collated(rows: Iterator[Any], batch_size: int) -> Iterator[Any]:
     """Yield batches of `batch_size` rows of an iterator of rows; the last one may be short."""
-    group: list[Any] = []
-    for row in rows:
-        group.append(row)
-        if len(group) == batch_size:
-            yield collate(group)
-            group = []
-    if group:
+    while group := list(itertools.islice(rows, batch_size)):
         yield collate(group)
 
 

@@ -439,14 +439,14 @@ def is_endless(source: Any) -> bool:
     """
     if isinstance(source, (itertools.cycle, itertools.count)):
         return True
+    if isinstance(source, itertools.repeat):
+        return operator.length_hint(source, -1) < 0
     try:
-        if isinstance(source, itertools.repeat):
-            return operator.length_hint(source, -1) < 0
         if hasattr(source, "as_numpy_iterator") and hasattr(source, "cardinality"):
             return int(source.cardinality()) == -1
         return len(source) >= sys.maxsize
     except (TypeError, NotImplementedError):
-        return isinstance(source, itertools.repeat)
+        return False
 
 
 def _too_short(source: Any, epoch: int, count: int, steps: Any) -> str:

@@ -72,12 +72,7 @@ def load_states(source: str | os.PathLike[str] | bytes | bytearray, where: str |
 
     Source: MXNet 1.9.1, Updater.set_states (facts of the format only).
     """
-    if isinstance(source, (bytes, bytearray)):
-        return _read(bytes(source), where)
-    return _read(read_file(source), source)
-
-
-def _read(data: bytes, path: str | os.PathLike[str]) -> States:
+    data, path = (bytes(source), where) if isinstance(source, (bytes, bytearray)) else (read_file(source), source)
     names = PickleNames(path)
     names.machine = Machine(data, path, names.resolve)
     content = names.machine.run()

@@ -37,9 +37,8 @@ def draw(history: Any, path: str | Path | None, axes: Any) -> Any:
     unit = "step" if within else "epoch"
     for axis, (title, names) in zip(axes, groups.items(), strict=False):
         _draw_group(history, unit, axis, names)
-        axis.set_xlabel(unit)
         axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.set_title(title)
+        axis.set(xlabel=unit, title=title)
         axis.grid(alpha=0.3)
     save_figure(figure, path)
     return figure

@@ -189,11 +189,7 @@ class History:
             >>> path.read_text().splitlines()
             ['epoch,loss', '0,1.0']
         """
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self._scalar_columns(table), extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self._rows(table))
-        return atomic_write(path, text.getvalue())
+        return atomic_write(path, csv_text(self._rows(table), self._scalar_columns(table)))
 
     def to_json(self) -> str:
         """Return the tables as a JSON string, nan and infinities as the strings "nan", "inf", "-inf".
@@ -380,6 +376,16 @@ def _line(cells: Iterable[tuple[str, str]]) -> str:
         return 5 if name == "epoch" else max(_WIDTH, len(_TITLES.get(name, name)))
 
     return "  ".join(text.rjust(width(name)) for name, text in cells)
+
+
+def csv_text(rows: Iterable[Row], names: Iterable[str], header: bool = True) -> str:
+    """Return the columns of these names as CSV text, with or without a header line."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(names), extrasaction="ignore", lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 # ------------------------------------------------------------------------------------------------ numbers in JSON

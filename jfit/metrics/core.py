@@ -180,12 +180,6 @@ def each_row(values: Array, output: Array, rows: Array | None) -> Array:
     return jnp.broadcast_to(rows[:, None], (rows.shape[0], per_row)).reshape(values.shape)
 
 
-def weigh(values: Array, each: Array) -> Array:
-    """Return values * each (weights or bool mask of the same shape), with 0 where the weight is 0 even if the value is NaN."""
-    values = jnp.where(each > 0, values, jnp.zeros((), values.dtype))
-    return values if each.dtype == bool else values * each
-
-
 def add_up(values: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
     """Return (sum of the values, their count or total weight); bools are summed as int32, floats and weights as float32.
 
@@ -199,7 +193,8 @@ def add_up(values: Array, output: Array, rows: Array | None) -> tuple[Array, Arr
 def add_each(values: Array, each: Array) -> tuple[Array, Array]:
     """Return (sum of the values, their count or total weight) for a bool mask or weights `each` of the shape of `values`."""
     count = jnp.sum(each, dtype=jnp.int32 if each.dtype == bool else None)
-    weighted = weigh(values, each)
+    weighted = jnp.where(each > 0, values, jnp.zeros((), values.dtype))  # 0 where the weight is 0, even if the value is NaN
+    weighted = weighted if each.dtype == bool else weighted * each
     return jnp.sum(weighted, dtype=jnp.int32 if weighted.dtype == bool else None), count
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -145,9 +146,7 @@ def pearsonr(average: str = "macro", name: str = "pearsonr", weighted: bool = Fa
         return Metric(name, zero_mean, stats, average_of, computed(name), merge=merge)
 
     def update(running: Array, seen: tuple[Array, ...]) -> Array:
-        for part in seen:
-            running = _merged(running, part)
-        return running
+        return functools.reduce(_merged, seen, running)
 
     return Metric(name, lambda: zero_sums(6), stats, update, lambda running: {name: _correlation(running)}, merge=merge)
 

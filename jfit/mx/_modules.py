@@ -13,6 +13,7 @@ from jfit.mxnet.namespaces import absent
 
 _ARRAYS = "mxnet.ndarray_classes"
 _FAMILIES = ("densenet", "inception", "mobilenet", "resnet", "squeezenet", "vgg")  # of nets
+_PACKAGES = ("contrib.svrg_optimization", "contrib.text", "gluon.contrib", "gluon.model_zoo", "notebook")  # only of modules
 _CELLS = (
     "BidirectionalCell DropoutCell GRUCell HybridRecurrentCell HybridSequentialRNNCell LSTMCell ModifierCell RNNCell "
     "RecurrentCell ResidualCell SequentialRNNCell ZoneoutCell"
@@ -50,6 +51,7 @@ TABLE: dict[str, str | dict[str, str]] = {
     **{path: f"mxnet.{path}" for path in _SAME},
     **{path: f"mxnet.{home}" for home, paths in _SHARED.items() for path in paths.split()},
     **{f"gluon.model_zoo.vision.{family}": "mxnet.gluon.model_zoo.vision" for family in _FAMILIES},
+    **{path: {"": "*"} for path in _PACKAGES},
     "attribute": {"graph.scopes": "AttrScope"},
     "base": {"mxnet.errors": "* integer_types mx_real_t numeric_types string_types _as_list"},
     "callback": {
@@ -57,8 +59,6 @@ TABLE: dict[str, str | dict[str, str]] = {
         "module_checkpoint"
     },
     "contrib": {"mxnet.ndarray": "nd=contrib ndarray=contrib", "mxnet.symbol": "sym=contrib symbol=contrib", "": "*"},
-    "contrib.text": {"": "*"},
-    "contrib.svrg_optimization": {"": "*"},
     "contrib.svrg_optimization.svrg_module": {_ARRAYS: "SVRGModule"},
     "engine": {"mxnet.runtime": "bulk set_bulk_size"},
     "error": {"mxnet.errors": "InternalError MXNetError"},
@@ -69,7 +69,6 @@ TABLE: dict[str, str | dict[str, str]] = {
         "": "*",
     },
     "gluon.block": {"mxnet.gluon.hybrid": "Block HybridBlock SymbolBlock"},
-    "gluon.contrib": {"": "*"},
     "gluon.contrib.data": {"mxnet.gluon.data.sampler": "IntervalSampler"},
     "gluon.contrib.estimator": {
         "mxnet.gluon.contrib.estimator.estimator": "*",
@@ -81,7 +80,6 @@ TABLE: dict[str, str | dict[str, str]] = {
         "mxnet.gluon.data.dataloader": "DataLoader",
     },
     "gluon.data.vision": {"mxnet.gluon.data.vision.datasets": "*"},
-    "gluon.model_zoo": {"": "*"},
     "gluon.parameter": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict"},
     "gluon.rnn": {"mxnet.gluon.rnn.cells": _CELLS, "mxnet.gluon.rnn.layers": "GRU LSTM RNN"},
     "gluon.rnn.rnn_cell": {"mxnet.gluon.rnn.cells": _CELLS},
@@ -99,7 +97,6 @@ TABLE: dict[str, str | dict[str, str]] = {
     "monitor": {_ARRAYS: "Monitor"},
     "name": {"graph.scopes": "NameManager Prefix"},
     "ndarray.ndarray": {"mxnet.ndarray": "*", "graph.compose": "_STORAGE_TYPE_STR_TO_ID=STORAGE_TYPES"},
-    "notebook": {"": "*"},
     "onnx": {"mxnet.contrib.onnx": "export_model get_operator_support"},
     "optimizer": {"mxnet.optimizer": "*", _ARRAYS: "Updater get_updater"},
     "recordio": {"mxnet.recordio": "IRHeader MXIndexedRecordIO MXRecordIO pack pack_img unpack unpack_img"},

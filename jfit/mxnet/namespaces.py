@@ -34,6 +34,16 @@ def split_attributes(indices_or_sections: Any) -> dict[str, Any]:
     return {"indices": (0, *indices_or_sections), "sections": 0}
 
 
+def named_power(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function `power`, whose arguments have the names of MXNet's."""
+
+    def power(base: Any, exp: Any) -> Any:
+        """Return base ** exp, with broadcasting."""
+        return call(base, exp)
+
+    return power
+
+
 class Namespace:
     """A namespace of operators without their prefix: `mx.sym.contrib.X` is the operator `_contrib_X`.
 

@@ -175,6 +175,8 @@ class LiveTimeSeries(LiveBokehChart):
     def update_chart_data(self, value: float) -> None:
         """Add a number, and draw it."""
         self._points.append((self.pandas_logger.elapsed().total_seconds(), value))
+        for line in [*self.axes.lines]:
+            line.remove()
         self.axes.plot(*zip(*self._points, strict=True), "C0-")
         self._push_render()
 
@@ -204,7 +206,8 @@ class LiveLearningCurve(LiveBokehChart):
             if self.metric_name in frame:
                 seconds = [elapsed.total_seconds() for elapsed in frame["elapsed"]]
                 self.axes.plot(seconds, list(frame[self.metric_name]), style, marker=".", label=label)
-        self.axes.legend()
+        if self.axes.lines:
+            self.axes.legend()
 
 
 def args_wrapper(*args: Any) -> dict[str, list[Any]]:

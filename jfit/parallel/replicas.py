@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
 from jfit import counters
 
@@ -36,10 +37,20 @@ def check_replicas(tree: Any) -> None:
             part = tuple((s.start, s.stop, s.step) if isinstance(s, slice) else s for s in shard.index)
             j = first.setdefault(part, i)
             if value.tobytes() != values[j].tobytes():
-                name = jax.tree_util.keystr(path) or "the array"
-                problem = f"the replicas of {name} {leaf.shape} differ on {shards[j].device} and {shard.device}"
-                cause = "a function inside pmap or shard_map returned values of one device as replicated"
-                raise ValueError(f"{problem}: {cause}: reduce them with lax.psum or lax.pmean first")
+                raise ValueError(_difference(path, leaf, (shards[j].device, values[j]), (shard.device, value)))
+
+
+def _difference(path: Any, leaf: jax.Array, one: tuple[Any, np.ndarray], other: tuple[Any, np.ndarray]) -> str:
+    (device, value), (other_device, other_value) = one, other
+    bits = [np.frombuffer(v.tobytes(), np.uint8).reshape(-1, value.dtype.itemsize) for v in (value, other_value)]
+    differ = np.flatnonzero((bits[0] != bits[1]).any(axis=1))
+    at, index = differ[0], tuple(int(i) for i in np.unravel_index(differ[0], value.shape))
+    return (
+        f"the replicas of {jax.tree_util.keystr(path) or 'the array'} {leaf.shape} differ: {len(differ)} of {value.size} "
+        f"elements on {device} and {other_device}, first at {index}: {value.reshape(-1)[at]} and "
+        f"{other_value.reshape(-1)[at]}; a function inside pmap or shard_map returned values of one device as replicated: "
+        "reduce them with lax.psum or lax.pmean first"
+    )
 
 
 def shares_buffers(tree: Any, by_address: bool) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jfit.checkpoints.fingerprint import short
 from jfit.formats.atomic import printable
 from jfit.graph.drawing import aligned
 from jfit.runs.folders import RunFolder
@@ -66,10 +66,7 @@ def _pairs(values: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= _MOST_WIDTH else text[: _MOST_WIDTH - 3] + "..."
+    return f"{value:.6g}" if isinstance(value, float) else short(value, _MOST_WIDTH)
 
 
 def _time(seconds: float) -> str:

@@ -9,9 +9,10 @@ import jax
 import numpy as np
 
 from jfit.data.batch import Batch, on_host
-from jfit.data.valid import Valid, check_values, valid_indices
+from jfit.data.valid import Valid, check_values, valid_indices, valid_weights
 from jfit.lowering.loss_kinds import are_classes, kind_of, not_classes, other_values
 from jfit.lowering.model import Model, Output, Plan, plan_of
+from jfit.lowering.structure import LABEL_WEIGHT
 
 
 def declared(model: Model, plan: Plan, inputs: Mapping[str, Any]) -> list[Valid]:
@@ -92,9 +93,10 @@ def check_model_labels(model: Model, arrays: Mapping[str, Any], plan: Plan, not_
 
 
 class BatchLabels:
-    """Check the labels, and the row indices of tables, of every batch of a stream; the message names the batch and the epoch.
+    """Check the labels, row indices of tables and weights of every batch of a stream; messages name the batch and the epoch.
 
-    Rows without weight are not checked.  Arrays on the devices are read by the thread of the batches.
+    Labels and indices of rows without weight are not checked.  Arrays on the devices are read, once, by the thread that
+    prepares the batches: the training thread does not wait.
 
     Args:
         model: the `Model` whose outputs and labels are checked.
@@ -109,12 +111,15 @@ class BatchLabels:
         self._not_indices: set[str] = set()
 
     def check(self, batch: Batch, where: str) -> None:
-        """Raise a ValueError if a label or index of the batch is invalid; `where` names the batch."""
+        """Raise a ValueError if a label, index or weight of the batch is invalid; `where` names the batch."""
         if self._plan is None:
             self._plan = plan_of(self.model, batch.inputs)
         indices = {lookup.name for lookup in self._plan.lookups}
-        names = self._names | indices
+        names = self._names | indices | {LABEL_WEIGHT}
         arrays, *weights = on_host(Batch({k: v for k, v in batch.inputs.items() if k in names}, *batch[1:]))
+        for name, weight in (("weight", arrays.pop(LABEL_WEIGHT, None)), ("weight", weights[0]), ("metric_weight", weights[1])):
+            if weight is not None:
+                check_values(weight, valid_weights(name), f"{where}: ")
         if not arrays:
             return
         axes = self.model.batch_axes

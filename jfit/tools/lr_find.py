@@ -129,7 +129,20 @@ class RateRange:
         if not len(self):
             raise ValueError("lr_find: nothing to plot, because the run was interrupted before its first step.")
         figure, (axis, *_) = new_axes("lr_find", 1, path, axes)
-        _draw(self, axis)
+        finite = np.isfinite(self.losses)
+        axis.plot(self.rates[finite], self.losses[finite], color="0.8", linewidth=1, label="loss of the batch")
+        finite = np.isfinite(self.smoothed)
+        axis.plot(self.rates[finite], self.smoothed[finite], label="smoothed")
+        rate = _or_none(lambda: self.suggestion)
+        if rate is not None:
+            height = float(np.interp(np.log(rate), np.log(self.rates), self.smoothed))
+            axis.plot([rate], [height], "o", color="C3", label=f"suggestion {rate:.2g}")
+        axis.set(xscale="log", xlabel="learning rate", ylabel="loss")
+        top, low = float(np.max(self.smoothed[finite][:1], initial=0)), float(np.min(self.smoothed[finite], initial=np.inf))
+        if np.isfinite(low) and top > low:  # a diverged loss would otherwise determine the scale and flatten the curve
+            axis.set_ylim(low - 0.1 * (top - low), top + 0.5 * (top - low))
+        axis.grid(alpha=0.3)
+        axis.legend()
         save_figure(figure, path)
         return figure
 
@@ -307,25 +320,6 @@ def _divergence(trace: np.ndarray, smoothing: float, diverge: float) -> int:
     with np.errstate(invalid="ignore"):
         bad = ~np.isfinite(curve) | ((curve > best + (diverge - 1) * np.abs(best)) & (curve > curve[:1]))
     return int(np.argmax(bad)) if bad.any() else len(trace)
-
-
-def _draw(result: RateRange, axis: Any) -> None:
-    finite = np.isfinite(result.losses)
-    axis.plot(result.rates[finite], result.losses[finite], color="0.8", linewidth=1, label="loss of the batch")
-    finite = np.isfinite(result.smoothed)
-    axis.plot(result.rates[finite], result.smoothed[finite], label="smoothed")
-    rate = _or_none(lambda: result.suggestion)
-    if rate is not None:
-        height = float(np.interp(np.log(rate), np.log(result.rates), result.smoothed))
-        axis.plot([rate], [height], "o", color="C3", label=f"suggestion {rate:.2g}")
-    axis.set_xscale("log")
-    top, low = float(np.max(result.smoothed[finite][:1], initial=0)), float(np.min(result.smoothed[finite], initial=np.inf))
-    if np.isfinite(low) and top > low:  # a diverged loss would otherwise determine the scale and flatten the curve
-        axis.set_ylim(low - 0.1 * (top - low), top + 0.5 * (top - low))
-    axis.set_xlabel("learning rate")
-    axis.set_ylabel("loss")
-    axis.grid(alpha=0.3)
-    axis.legend()
 
 
 def _or_none(fn: Callable[[], Any]) -> Any:

@@ -25,13 +25,13 @@ from jfit.data import (
     StreamData,
     as_data,
     check_batch,
-    check_labels,
     pad_rows,
     prefetch,
     rows,
     to_array,
 )
 from jfit.data.positions import decode, encode
+from jfit.data.valid import Valid, check_values
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "io"
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
@@ -322,9 +322,9 @@ def test_descriptions_and_batches_print_as_in_mxnet():
 
 
 def test_the_ignored_label_is_allowed():
-    check_labels([0, -1, 4.0], 5, "y", ignore_label=-1)
+    check_values([0, -1, 4.0], Valid("y", 0, 4, True, (-1,)))
     with pytest.raises(ValueError, match=re.escape("0..4 and -1 (ignored)")):
-        check_labels([-2], 5, "y", ignore_label=-1)
+        check_values([-2], Valid("y", 0, 4, True, (-1,)))
 
 
 # ------------------------------------------------------------------------------------------------------------- prefetch

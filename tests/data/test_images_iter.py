@@ -49,6 +49,10 @@ def epochs(it, count) -> list[tuple]:
     return found
 
 
+def pids_of(pool):
+    return [worker.process.pid for worker in pool._workers]
+
+
 def ended(pids) -> bool:
     for _ in range(100):
         if not any(Path(f"/proc/{pid}").exists() for pid in pids):
@@ -156,13 +160,13 @@ def test_a_damaged_record_is_named_and_the_next_batch_is_read(damaged, workers):
 def test_workers_end_when_the_iterator_is_deleted_and_when_one_of_them_dies():
     it = images(workers=2)
     it.next()
-    pids = it._pool.pids
+    pids = pids_of(it._pool)
     del it
     gc.collect()
     assert ended(pids)
     it = images(workers=2, ahead=1)
     wanted = contents(it.next())
-    pids = it._pool.pids
+    pids = pids_of(it._pool)
     os.kill(pids[0], signal.SIGKILL)
     with pytest.raises(RuntimeError, match="ended with status -9"):
         it.next()
@@ -182,7 +186,7 @@ pool = Pool(Job(sys.argv[1], None, 1, 0, Recipe((3, 16, 16))), 2, 4, 2)
 pool.submit([(0, 0)] * 4, 0)
 pool.submit([(0, 0)] * 4, 0)
 pool.take()
-print(*pool.pids, flush=True)
+print(*(worker.process.pid for worker in pool._workers), flush=True)
 {then}
 """
 WORKER = Path(jfit.data.__file__).parent / "images" / "worker.py"
@@ -331,7 +335,7 @@ def test_broken_images_raise_while_packing_or_are_skipped(folder, capsys):
 
 def test_ctrl_c_ends_the_wait_for_a_stopped_worker_and_closing_kills_it():
     pool = Pool(Job(str(TEN), None, 1, 0, Recipe((3, 16, 16))), 1, 4, 2)
-    for pid in pool.pids:
+    for pid in pids_of(pool):
         os.kill(pid, signal.SIGSTOP)
     pool.submit([(0, 0)] * 4, 0)
     started = time.monotonic()
@@ -339,7 +343,7 @@ def test_ctrl_c_ends_the_wait_for_a_stopped_worker_and_closing_kills_it():
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         pool.take()
     pool.close()
-    assert ended(pool.pids) and time.monotonic() - started < 20
+    assert ended(pids_of(pool)) and time.monotonic() - started < 20
 
 
 def test_a_task_of_many_rows_for_a_stopped_worker_does_not_block():
@@ -347,7 +351,7 @@ def test_a_task_of_many_rows_for_a_stopped_worker_does_not_block():
     pool = Pool(Job(str(TEN), None, 1, 0, Recipe((1, 1, 1))), 1, rows, 2)
     kill = threading.Timer(5, pool._workers[0].process.kill)  # a task that blocks fails then
     try:
-        os.kill(pool.pids[0], signal.SIGSTOP)
+        os.kill(pids_of(pool)[0], signal.SIGSTOP)
         kill.start()
         pool.submit([(row, 0) for row in range(rows)], 0)
         assert kill.is_alive()
@@ -363,7 +367,7 @@ def test_a_stopped_worker_is_named_and_continued_and_a_lost_one_is_an_error(monk
     for module in ("jfit.data.prefetch", "jfit.data.images.pool"):  # `jfit.data.prefetch` is a function, too
         monkeypatch.setattr(sys.modules[module], "LOG_SECONDS", 0.2)
     pool = Pool(Job(str(TEN), None, 1, 0, Recipe((3, 16, 16))), 1, 4, 2)
-    pid = pool.pids[0]
+    pid = pids_of(pool)[0]
     limit = threading.Timer(20, pool._workers[0].process.kill)  # fails instead of waiting for ever
     limit.start()
     try:

@@ -1,5 +1,7 @@
 """Faults in data: masked arrays, row weights, labels and row indices that are invalid, in arrays, streams and evaluation."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -227,15 +229,20 @@ def test_faults_are_found_on_several_devices_and_with_several_steps_per_call(opt
         fit(net(), data, **options)
 
 
-def test_checks_of_arrays_on_the_device_cost_no_program_and_no_bits():
+def test_checks_of_arrays_on_the_device_cost_no_wait_of_the_training_no_program_and_no_bits(monkeypatch):
     used = np.where(np.arange(ROWS) == 19, 0, 1).astype(np.float32)
     forms = {form: batches(X, with_value(Y, 19, np.nan), used, form=form) for form in (np.asarray, jnp.asarray)}
     params, counts = {}, {}
+    waits, read = [], counters.read
+    monkeypatch.setattr(counters, "read", lambda tree: waits.append(threading.current_thread()) or read(tree))
     for form, data in forms.items():
         fit(net(), data, num_epoch=2)
+        waits.clear()
         with counters.counted() as counted:
             params[form] = fit(net(), data, num_epoch=2).params
-        counts[form] = counted["compiles"], counted["traces"]
+        here, is_jax = waits.count(threading.current_thread()), form is jnp.asarray
+        assert len(waits) - here == is_jax * 2 * len(data)  # one for each batch, on its thread
+        counts[form] = counted["compiles"], counted["traces"], here - is_jax  # the first batch is checked before the training
     assert counts[np.asarray] == counts[jnp.asarray]
     for name, value in params[np.asarray].items():
         assert np.array_equal(value, params[jnp.asarray][name]), name

@@ -87,7 +87,9 @@ def test_replicas_that_differ_are_named():
     values = [np.float32([[1, 2]]), np.float32([[1, 2]]), np.float32([[1, 3]])]
     pieces = [jax.device_put(v, d) for v, d in zip(values, mesh.devices, strict=True)]
     bad = jax.make_array_from_single_device_arrays((1, 2), NamedSharding(mesh, PartitionSpec()), pieces)
-    with pytest.raises(ValueError, match=r"replicas of \['w'\] \(1, 2\) differ on .*0 and .*2: a function"):
+    with pytest.raises(
+        ValueError, match=r"replicas of \['w'\] \(1, 2\) differ: 1 of 2 .* on .*0 and .*2, first at \(0, 1\): 2.0 and 3.0"
+    ):
         check_replicas({"a": place(np.ones(2), 3), "w": bad})
     split = jax.make_array_from_single_device_arrays((3, 2), NamedSharding(mesh, PartitionSpec(AXIS)), pieces)
     nan = place({"x": np.float32([np.nan]), "key": jax.random.key(0)}, 3)

@@ -180,9 +180,6 @@ class MNISTIter(Positioned):
         """Skip a number of batches."""
         self.batches_read = min(self.batches_read + batches, self.num_batches)
 
-    def _begin(self) -> None:
-        pass  # the position is `batches_read` alone
-
     def _read(self) -> DataBatch | None:
         at = self.batches_read * self.batch_size
         if self.batches_read == self.num_batches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -236,7 +237,5 @@ class ImageRecords(WholeBatches):
     def _drop(self) -> None:
         assert self._pool is not None
         while self._pool.pending:
-            try:
+            with contextlib.suppress(FormatError):  # the batch is dropped anyway
                 self._pool.take()
-            except FormatError:  # the batch is dropped anyway
-                continue

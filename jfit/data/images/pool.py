@@ -109,11 +109,6 @@ class Pool:
         """Number of batches submitted and not taken yet."""
         return len(self._pending)
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers."""
-        return [worker.process.pid for worker in self._workers]
-
     def submit(self, rows: RowOffsets, epoch: int) -> None:
         """Start decoding a batch; fewer than `ahead` batches may be pending.
 

@@ -25,12 +25,6 @@ from jfit.mxnet.ndarray.invoke import invoke
 from jfit.mxnet.precision import CONDITIONAL, EITHER, FULL, LOSSES, LOW, WIDEST, Policy, active, default_lists
 from jfit.mxnet.symbol import Symbol
 
-__all__ = [
-    "convert_hybrid_block", "convert_model", "convert_symbol", "init", "init_trainer", "list_conditional_fp32_ops",
-    "list_fp32_ops", "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params",
-    "list_widest_type_cast", "scale_loss", "unscale",
-]  # fmt: skip
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -273,36 +267,106 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: Any = "float16", *, c
 
 
 # ------------------------------------------------------------------------------------------------ lists
-def _list(name: str, what: str, kind: Any) -> Any:
-    """Return a function of the dtype that lists the operators of a kind; a kind that is a list is the same for all dtypes."""
+def _of_kind(kind: str, target_dtype: Any) -> list[str]:
+    return default_lists(_name(target_dtype) == "bfloat16")[kind]
 
-    def names(target_dtype: Any) -> Any:
-        lists = default_lists(_name(target_dtype) == "bfloat16")
-        return lists[kind] if isinstance(kind, str) else kind
 
-    names.__name__ = names.__qualname__ = name
-    names.__doc__ = f"""List {what}.
+def list_lp16_ops(target_dtype: Any) -> list[str]:
+    """List the operators that compute in 16 bits.
 
     Args:
         target_dtype: "float16" or "bfloat16".
 
     Returns:
-        A list.
+        List of operator names.
 
     Example:
-        >>> _ = {name}("float16")
+        >>> list_lp16_ops("bfloat16")
+        ['Convolution', 'FullyConnected']
     """
-    return names
+    return _of_kind(LOW, target_dtype)
 
 
-list_lp16_ops = _list("list_lp16_ops", "the operators that compute in 16 bits", LOW)
-list_fp32_ops = _list("list_fp32_ops", "the operators that compute with float32", FULL)
-list_lp16_fp32_ops = _list("list_lp16_fp32_ops", "the operators that compute in the dtype of their inputs", EITHER)
-list_widest_type_cast = _list("list_widest_type_cast", "the operators whose inputs get the widest of their dtypes", WIDEST)
-list_conditional_fp32_ops = _list(
-    "list_conditional_fp32_ops", "(operator, attribute, values at which it computes with float32)", CONDITIONAL
-)
-list_loss_output_functions = _list("list_loss_output_functions", "the output heads", LOSSES)
+def list_fp32_ops(target_dtype: Any) -> list[str]:
+    """List the operators that compute with float32.
+
+    Args:
+        target_dtype: "float16" or "bfloat16".
+
+    Returns:
+        List of operator names.
+
+    Example:
+        >>> "softmax" in list_fp32_ops("float16")
+        True
+    """
+    return _of_kind(FULL, target_dtype)
+
+
+def list_lp16_fp32_ops(target_dtype: Any) -> list[str]:
+    """List the operators that compute in the dtype of their inputs.
+
+    Args:
+        target_dtype: "float16" or "bfloat16".
+
+    Returns:
+        List of operator names.
+
+    Example:
+        >>> "relu" in list_lp16_fp32_ops("float16")
+        True
+    """
+    return _of_kind(EITHER, target_dtype)
+
+
+def list_widest_type_cast(target_dtype: Any) -> list[str]:
+    """List the operators whose inputs are cast to the widest of their dtypes.
+
+    Args:
+        target_dtype: "float16" or "bfloat16".
+
+    Returns:
+        List of operator names.
+
+    Example:
+        >>> "add_n" in list_widest_type_cast("float16")
+        True
+    """
+    return _of_kind(WIDEST, target_dtype)
+
+
+def list_conditional_fp32_ops(target_dtype: Any) -> list[tuple[str, str, list[str]]]:
+    """List the operators that compute with float32 for some values of an attribute.
+
+    Args:
+        target_dtype: "float16" or "bfloat16".
+
+    Returns:
+        List of (operator, attribute, these values).
+
+    Example:
+        >>> list_conditional_fp32_ops("float16")[0]
+        ('Activation', 'act_type', ['softrelu'])
+    """
+    _name(target_dtype)  # which checks it
+    return CONDITIONAL
+
+
+def list_loss_output_functions(target_dtype: Any) -> list[str]:
+    """List the output heads.
+
+    Args:
+        target_dtype: "float16" or "bfloat16".
+
+    Returns:
+        List of operator names.
+
+    Example:
+        >>> list_loss_output_functions("float16")[0]
+        'SoftmaxOutput'
+    """
+    _name(target_dtype)  # which checks it
+    return LOSSES
 
 
 def list_lp16_use_fp32_params(target_dtype: Any) -> dict[str, list[str]] | None:

@@ -55,9 +55,9 @@ class Executor:
     """
 
     def __init__(
-        self, symbol: Symbol, ctx: Any, args: Arrays, grads: Arrays, reqs: Mapping[str, str], aux: Arrays, group2ctx: Any = None
+        self, symbol: Symbol, ctx: Any, args: Arrays, grads: Arrays, grad_req: Any, aux: Arrays, group2ctx: Any = None
     ) -> None:
-        self._symbol, self._ctx, self._req = symbol, Context(ctx), dict(reqs)
+        self._symbol, self._ctx, self._req = symbol, Context(ctx), dict(grad_req)
         groups = group_devices(symbol, group2ctx, self._ctx.device)
         self._group2ctx, self._devices = group2ctx, variable_devices(symbol, groups, self._ctx.device) if groups else {}
         self.arg_arrays, self.grad_arrays, self.aux_arrays = list(args), list(grads), list(aux)

@@ -111,7 +111,7 @@ class ParameterDict(Mapping[str, Any]):
             elif what == "shape" and (merged := merged_shape(value, current)) is not None:
                 param._shape = merged
             else:
-                same = value is None or _same(what, value, current)
+                same = value is None or (np.dtype(value) == np.dtype(current) if what == "dtype" else value == current)
                 assert same, f"parameter {name!r} exists with {what} {current!r}, but get() was called with {value!r}."
         return param
 
@@ -297,10 +297,6 @@ def load_value(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: b
     present, target = ({device_of(c) for c in contexts} for contexts in (param.list_ctx(), param._context_list(ctx)))
     assert ctx is None or target == present, f"parameter {param.name!r} is on {param.list_ctx()}; it cannot be loaded on {ctx}."
     param.set_data(value)
-
-
-def _same(what: str, value: Any, current: Any) -> bool:
-    return np.dtype(value) == np.dtype(current) if what == "dtype" else bool(value == current)
 
 
 def brief(names: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ All parameters of a device are updated in one dispatch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -58,7 +58,6 @@ class Trainer:
     """
 
     _accepts_pytrees = True  # whether `params` may be a pytree of arrays
-    _create_optimizer: Callable[..., Any] = staticmethod(create_optimizer)
     _updater_class: ClassVar[type[Updater]] = Updater
     _store_class: ClassVar[type[KVStore]] = KVStore
 
@@ -234,7 +233,7 @@ class Trainer:
     def _resolved_optimizer(self, optimizer: Any, params: dict[str, Any]) -> Any:
         by_index = dict(enumerate(self._params))
         if not isinstance(optimizer, Optimizer):
-            return self._create_optimizer(optimizer, param_dict=by_index, **params)
+            return create_optimizer(optimizer, param_dict=by_index, **params)
         assert not params, "optimizer_params are for an optimizer given by name; pass them to the object's constructor."
         optimizer.param_dict = by_index
         return optimizer

@@ -6,7 +6,7 @@ import base64
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from jfit.platforms import cores
 _LOG = logging.getLogger(__name__)
 # Arguments of `ImageRecords`, and fields of `jfit.data.images.Recipe`, under the same name.
 _SAME = (
-    "data_shape", "batch_size", "part_index", "num_parts", "label_width", "shuffle", "seed", "dtype", "data_name", "label_name",
+    "label_width", "shuffle", "seed", "dtype", "data_name", "label_name",
     "resize", "inter_method", "rand_crop", "random_resized_crop", "min_random_area", "max_random_area", "min_aspect_ratio",
     "max_aspect_ratio", "min_crop_size", "max_crop_size", "min_random_scale", "max_random_scale", "pad", "fill_value",
     "mirror", "rand_mirror", "brightness", "contrast", "saturation", "pca_noise", "scale", "max_random_contrast",
@@ -27,13 +27,13 @@ _SAME = (
     "random_h", "random_s", "random_l",
 )  # fmt: skip
 _NAMES = {"path_imgidx": "path_index", "path_imglist": "path_list", "seed_aug": "seed_augment"} | {n: n for n in _SAME}
-_NAMES |= {"preprocess_threads": "workers", "prefetch_buffer": "ahead"}
 _BOOLEANS = ("shuffle", "rand_crop", "random_resized_crop", "mirror", "rand_mirror")
 _STRINGS = ("aug_seq", "ctx", "path_imgidx", "path_imglist")  # arguments whose strings are not parsed as numbers
-# Arguments that do not change the batches.
-_IGNORED = ("verbose", "round_batch", "device_id", "shuffle_chunk_size", "shuffle_chunk_seed", "ctx")
+_IGNORED = ("verbose", "device_id", "shuffle_chunk_size", "shuffle_chunk_seed", "ctx")  # do not change the batches
 # Unsupported arguments -> the values at which they have no effect, which are accepted.
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"aug_seq": ("aug_default",), "mean_a": (0,), "std_a": (1,)}
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "aug_seq": ("aug_default",), "mean_a": (0,), "std_a": (1,),
+}  # fmt: skip
 
 
 class ImageRecordIter(MXDataIter, ImageRecords):
@@ -81,14 +81,33 @@ class ImageRecordIter(MXDataIter, ImageRecords):
         jfit.mxnet.errors.MissingFile: [Errno 2] No such file or directory: 'missing.rec'
     """
 
-    _defaults: ClassVar[dict[str, Any]] = {"preprocess_threads": 4, "prefetch_buffer": 4}
-
-    def __init__(self, path_imgrec: str, data_shape: Any, batch_size: int | str, *, mean_img: str = "", **kwargs: Any) -> None:
-        sizes = {"data_shape": data_shape, "batch_size": batch_size}
-        arguments = _arguments(type(self).__name__, {**sizes, **self._defaults, **kwargs})
-        arguments |= {"workers": min(arguments["workers"], cores()), "ahead": max(1, arguments["ahead"])}
+    def __init__(
+        self,
+        path_imgrec: str,
+        data_shape: Any,
+        batch_size: int | str,
+        *,
+        part_index: int | str = 0,
+        num_parts: int | str = 1,
+        round_batch: bool | str = True,
+        preprocess_threads: int | str = 4,
+        prefetch_buffer: int | str = 4,
+        mean_img: str | None = "",
+        **kwargs: Any,
+    ) -> None:
+        self.round_batch = value_of("round_batch", round_batch)
         with translated():
-            ImageRecords.__init__(self, path_imgrec, **arguments)
+            ImageRecords.__init__(
+                self,
+                path_imgrec,
+                value_of("data_shape", data_shape),
+                value_of("batch_size", batch_size),
+                part_index=value_of("part_index", part_index),
+                num_parts=value_of("num_parts", num_parts),
+                workers=min(value_of("preprocess_threads", preprocess_threads), cores()),
+                ahead=max(1, value_of("prefetch_buffer", prefetch_buffer)),
+                **_arguments(type(self).__name__, kwargs),
+            )
             if mean_img:
                 self.job = self.job._replace(recipe=self.job.recipe._replace(mean_image=self._mean_image(mean_img)))
 
@@ -106,7 +125,9 @@ class ImageRecordIter(MXDataIter, ImageRecords):
             save_arrays(path, {"mean_img": (total / rows).astype(np.float32)})
         image = np.asarray(dict(load_arrays(path))["mean_img"], "<f4")
         if image.shape != self.job.data_shape():
-            raise ValueError(f"mean_img: the image in {path} has shape {image.shape}, not data_shape {self.job.data_shape()}")
+            raise ValueError(
+                f"mean_img: the image in {path} has shape {image.shape}, expected data_shape {self.job.data_shape()}"
+            )
         return base64.b64encode(image.tobytes()).decode()
 
 
@@ -114,28 +135,32 @@ class ImageRecordUInt8Iter(ImageRecordIter):
     """`ImageRecordIter` with images of dtype uint8.
 
     Args:
-        path_imgrec, data_shape, batch_size, mean_img, kwargs: see `ImageRecordIter`.
+        args: see `ImageRecordIter`.
+        kwargs: see `ImageRecordIter`.
 
     Example:
         >>> issubclass(ImageRecordUInt8Iter, ImageRecordIter)
         True
     """
 
-    _defaults: ClassVar = {**ImageRecordIter._defaults, "dtype": "uint8"}
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"dtype": "uint8", **kwargs})
 
 
 class ImageRecordInt8Iter(ImageRecordIter):
     """`ImageRecordIter` with images of dtype int8; pixel values above 127 become 127.
 
     Args:
-        path_imgrec, data_shape, batch_size, mean_img, kwargs: see `ImageRecordIter`.
+        args: see `ImageRecordIter`.
+        kwargs: see `ImageRecordIter`.
 
     Example:
         >>> issubclass(ImageRecordInt8Iter, ImageRecordIter)
         True
     """
 
-    _defaults: ClassVar = {**ImageRecordIter._defaults, "dtype": "int8"}
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"dtype": "int8", **kwargs})
 
 
 def _arguments(kind: str, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from jfit.mxnet.namespaces import PAIRS, Namespace, find
+from jfit.mxnet.namespaces import PAIRS, Namespace, find, named_power
 from jfit.mxnet.ndarray.array import binary_function, function
 from jfit.mxnet.ndarray.contrib import FUNCTIONS
 from jfit.mxnet.ndarray.control import cond, foreach, while_loop
@@ -25,7 +25,7 @@ def made(name: str) -> Any:
         return _internal
     if name in PAIRS:
         call = binary_function(*PAIRS[name])
-        return call if name != "power" else lambda base, exp: call(base, exp)  # the names that MXNet has for the arguments
+        return named_power(call) if name == "power" else call
     if "_update" in name or name == "multi_lars":
         from jfit.mxnet.ndarray import updates  # it imports the optimizers
 

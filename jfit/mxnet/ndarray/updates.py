@@ -61,8 +61,8 @@ def update(name: str) -> Callable[..., Any]:
         numbers["clip_gradient"] = limit if limit is not None and limit > 0 else None
         if numbers.get("clip_weights", 0) <= 0:
             numbers.pop("clip_weights", None)
-        if "eps" in defaults:
-            numbers["eps"] = numbers.pop("epsilon", defaults["eps"])
+        if "eps" in defaults and "epsilon" in numbers:
+            numbers["eps"] = numbers.pop("epsilon")
         if "t" in numbers:
             numbers["begin_num_update"] = numbers.pop("t") - 1
         target = weight if out is weight else weight.copy()
@@ -104,7 +104,7 @@ def _written(value: Any, like: Any, out: Any) -> Any:
     return out
 
 
-def _lamb_phase1(
+def lamb_update_phase1(
     weight: Any, grad: Any, mean: Any, var: Any, weight32: Any = None, beta1: float = 0.9, beta2: float = 0.999,
     epsilon: float = 1e-6, t: int = 1, bias_correction: bool = True, wd: float = 0.0, rescale_grad: float = 1.0,
     clip_gradient: float = -1.0, out: Any = None,
@@ -117,7 +117,7 @@ def _lamb_phase1(
     return _written(step, weight, out)
 
 
-def _lamb_phase2(
+def lamb_update_phase2(
     weight: Any, g: Any, r1: Any, r2: Any, weight32: Any = None, lr: float = 0.01, lower_bound: float = -1.0,
     upper_bound: float = -1.0, out: Any = None,
 ) -> Any:  # fmt: skip
@@ -131,7 +131,7 @@ def _lamb_phase2(
     return _written(new.astype(weight.dtype), weight, out)
 
 
-def _multi_lars(
+def multi_lars(
     lrs: Any, weights_sum_sq: Any, grads_sum_sq: Any, wds: Any, eta: float = 0.001, eps: float = 0.0,
     rescale_grad: float = 1.0, out: Any = None,
 ) -> Any:  # fmt: skip
@@ -140,8 +140,8 @@ def _multi_lars(
     return _written(lrs.value * lars_ratio(sizes, slopes, eta, wds.value, eps), lrs, out)
 
 
-_PHASES: dict[str, Callable[..., Any]] = {"multi_lars": _multi_lars}
-_PHASES |= dict.fromkeys(("lamb_update_phase1", "mp_lamb_update_phase1"), _lamb_phase1)
-_PHASES |= dict.fromkeys(("lamb_update_phase2", "mp_lamb_update_phase2"), _lamb_phase2)
+_PHASES: dict[str, Callable[..., Any]] = {"multi_lars": multi_lars}
+_PHASES |= dict.fromkeys(("lamb_update_phase1", "mp_lamb_update_phase1"), lamb_update_phase1)
+_PHASES |= dict.fromkeys(("lamb_update_phase2", "mp_lamb_update_phase2"), lamb_update_phase2)
 NAMES = [name for name in _RULES if name not in _ELSEWHERE]
 NAMES += [*_PHASES, *(f"{kind}_{name}" for kind in ("multi", "preloaded_multi") for name in _SEVERAL)]

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.mxnet.mutable import as_array, mutable_class, replace
+from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.apply import new_state, rule_of, slot_names, state_to_mxnet, update_in_place, warn_of_precision
 from jfit.mxnet.optimizer.shared import Shared
 from jfit.ops import nearest
@@ -75,6 +76,16 @@ class Optimizer:
     unwrap_single_slot: ClassVar[bool] = False
     # MXNet stores a 16-bit weight's state as (state, master) instead of (master, state)
     master_last: ClassVar[bool] = False
+    # valid values of attributes in a `.states` file; attributes not listed need the type of their current value
+    saved_needs: ClassVar[Mapping[str, saved.Need]] = {
+        "lr": saved.OPTIONAL,
+        "wd": saved.NUMBER,
+        "clip_gradient": saved.LIMIT,
+        "begin_num_update": saved.COUNT,
+        # at least 0: update rules compute beta^t as exp(t * log(beta)), except for beta = 0
+        "beta1": saved.FROM_0,
+        "beta2": saved.FROM_0,
+    }
     # slots that MXNet stores as attributes of the optimizer, not in the states
     hidden_slots: ClassVar[frozenset[str]] = frozenset()
     # number of parameters that MXNet updates in one call; 0: one

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jfit.mxnet.keys import next_key
+from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.base import Hyper, Optimizer, group_size
 
 # ----------------------------------------------------------------------------------- SGD, variants with momentum, noise
@@ -351,6 +352,7 @@ class RMSProp(Optimizer, learning_rate=0.001, gamma1=0.9, gamma2=0.9, epsilon=1e
     """
 
     rule = "rmsprop"
+    saved_needs: ClassVar = {**Optimizer.saved_needs, "clip_weights": saved.LIMIT}
 
 
 @Optimizer.register
@@ -507,6 +509,7 @@ class LAMB(
 
     rule = "lamb"
     counts_one_by_one = True
+    saved_needs: ClassVar = {**Optimizer.saved_needs, "lower_bound": saved.LIMIT, "upper_bound": saved.LIMIT}
 
     def _set_up(self) -> None:
         self.aggregate_num = max(1, min(45, group_size(45)))
@@ -610,6 +613,11 @@ class LBSGD(
     unwrap_single_slot = True
     hidden_slots = frozenset({"sum"})
     rate_before_count = True
+    saved_needs: ClassVar = {
+        **Optimizer.saved_needs,
+        "batch_scale": saved.Need("a whole number of at least 1", lambda n: saved.is_number(n) and n >= 1 and n == int(n)),
+        **dict.fromkeys(("warmup_epochs", "updates_per_epoch", "begin_epoch"), saved.FROM_0),
+    }
 
     begin_epoch: int
     updates_per_epoch: int

@@ -11,16 +11,6 @@ from jfit.mxnet.optimizer import lr_scheduler, saved
 
 _SETTINGS = ("lr", "wd", "rescale_grad", "clip_gradient", "begin_num_update")
 _TABLES = ("lr_mult", "wd_mult", "idx2name")
-# attribute of an optimizer -> its valid values; others need the type of their current value
-_NEEDS = {
-    "lr": saved.OPTIONAL,
-    "wd": saved.NUMBER,
-    "begin_num_update": saved.COUNT,
-    "batch_scale": saved.Need("a whole number of at least 1", lambda n: saved.is_number(n) and n >= 1 and n == int(n)),
-    **dict.fromkeys(("clip_gradient", "clip_weights", "lower_bound", "upper_bound"), saved.LIMIT),
-    # betas at least 0: update rules compute beta^t as exp(t * log(beta)), except for beta = 0
-    **dict.fromkeys(("beta1", "beta2", "warmup_epochs", "updates_per_epoch", "begin_epoch"), saved.FROM_0),
-}
 
 
 def settings_of(optimizer: Any) -> dict[str, Any]:
@@ -62,7 +52,7 @@ def restore_settings(optimizer: Any, settings: Mapping[str, Any], path: saved.Pa
         _same_class(optimizer, settings)
     where, names = f"optimizer {type(optimizer).__name__}", (*_SETTINGS, *optimizer.parameters)
     fresh = {
-        name: saved.checked(path, where, name, settings[name], _NEEDS.get(name) or saved.need_like(now))
+        name: saved.checked(path, where, name, settings[name], optimizer.saved_needs.get(name) or saved.need_like(now))
         for name, now in ((name, getattr(optimizer, name)) for name in names)
         if name in settings
     }
@@ -136,19 +126,34 @@ def _is_steps(value: Any) -> bool:
     return all(earlier < later for earlier, later in itertools.pairwise(value))
 
 
-_STEPS = saved.Need("an increasing list of finite numbers of at least 1", _is_steps)
-_RATES = ("base_lr", "base_lr_orig", "final_lr", "stop_factor_lr", "warmup_begin_lr", "warmup_final_lr")
-# attribute of a scheduler -> its valid values
-_OF_SCHEDULERS = {
-    **dict.fromkeys(_RATES, saved.NUMBER),
-    **dict.fromkeys(("warmup_steps", "cur_step_ind"), saved.WHOLE),
-    "warmup_mode": saved.Need("'linear' or 'constant'", lambda value: value in ("linear", "constant")),
-    "step": saved.LENGTH,
-    "factor": saved.UP_TO_1,
-    "count": saved.DONE,
+_TO_THE_END = {
+    "base_lr_orig": saved.NUMBER,
     "max_update": saved.WHOLE_FROM_1,
+    "final_lr": saved.NUMBER,
     "max_steps": saved.Need("max_update - warmup_steps", lambda value: type(value) is int),
-    "power": saved.FROM_0,
+}
+_NEEDS: dict[type, Mapping[str, saved.Need]] = {
+    lr_scheduler.LRScheduler: {
+        "base_lr": saved.NUMBER,
+        "warmup_steps": saved.WHOLE,
+        "warmup_begin_lr": saved.NUMBER,
+        "warmup_final_lr": saved.NUMBER,
+        "warmup_mode": saved.Need("'linear' or 'constant'", lambda value: value in ("linear", "constant")),
+    },
+    lr_scheduler.FactorScheduler: {
+        "step": saved.LENGTH,
+        "factor": saved.UP_TO_1,
+        "stop_factor_lr": saved.NUMBER,
+        "count": saved.DONE,
+    },
+    lr_scheduler.MultiFactorScheduler: {
+        "step": saved.Need("an increasing list of finite numbers of at least 1", _is_steps),
+        "cur_step_ind": saved.WHOLE,
+        "factor": saved.UP_TO_1,
+        "count": saved.DONE,
+    },
+    lr_scheduler.PolyScheduler: {**_TO_THE_END, "power": saved.FROM_0},
+    lr_scheduler.CosineScheduler: _TO_THE_END,
 }
 
 
@@ -186,8 +191,7 @@ def progress_from(
         jfit.formats.atomic.FormatError: a.states: lr_scheduler FactorScheduler, attribute 'step': found 0, expected a ...
     """
     where, now = f"lr_scheduler {type(scheduler).__name__}", getattr(scheduler, "__dict__", {})
-    needs = _OF_SCHEDULERS if isinstance(scheduler, lr_scheduler.LRScheduler) else {}
-    needs = {**needs, "step": _STEPS} if isinstance(now.get("step"), list) else needs
+    needs = {name: need for kind in reversed(type(scheduler).__mro__) for name, need in _NEEDS.get(kind, {}).items()}
     fresh = {}
     for name, value in now.items():
         if name in settings and (name in needs or saved.is_plain(settings[name])):

@@ -11,7 +11,7 @@ import numpy
 
 from jfit.graph.control import cond, foreach, while_loop
 from jfit.graph.symbol import Symbol as Graph
-from jfit.mxnet.namespaces import PAIRS, Namespace, find
+from jfit.mxnet.namespaces import PAIRS, Namespace, find, named_power
 from jfit.mxnet.ndarray.contrib import zipfian
 from jfit.mxnet.numpy.extension import OPERATORS
 from jfit.mxnet.symbol.symbol import operator
@@ -35,7 +35,7 @@ def made(name: str) -> Any:
         return _internal
     if name in _EQUAL_SHAPES:
         call = _binary_function(name, _EQUAL_SHAPES[name], *PAIRS[name][1:])
-        return call if name != "power" else lambda base, exp: call(base, exp)  # the names that MXNet has for the arguments
+        return named_power(call) if name == "power" else call
     return find("mx.sym", ("",), name, operator)
 
 

@@ -226,7 +226,7 @@ class Sweep(Sequence[Member]):
         return pandas.DataFrame(self.table)
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Plot the scores of the members over each setting that differs, with matplotlib.
+        """Plot the scores of the members over each setting that differs, with matplotlib; crosses: not finite.
 
         Args:
             path: image file to write.  Default: no file.
@@ -242,11 +242,16 @@ class Sweep(Sequence[Member]):
             raise ValueError("sweep: nothing to plot, because the sweep has no members")
         values = {name: [m.settings.get(name) for m in self] for name in dict.fromkeys(n for m in self for n in m.settings)}
         differing = {name: column for name, column in values.items() if len(set(map(repr, column))) > 1}
-        figure, axes = new_axes("sweep", max(len(differing), 1), path, None)
+        differing = differing or {"member": [*range(len(self))]}
+        scores = np.array([m.score for m in self], float)
+        finite = np.isfinite(scores)
+        figure, axes = new_axes("sweep", len(differing), path, None)
         for axis, (name, column) in zip(axes, differing.items(), strict=False):
             numbers: list[Any] = [v for v in column if isinstance(v, int | float | np.number) and not isinstance(v, bool)]
             all_numbers = len(numbers) == len(column)
-            axis.plot(numbers if all_numbers else [str(v) for v in column], [m.score for m in self], "o")
+            places = np.array(numbers if all_numbers else [str(v) for v in column])
+            axis.plot(places, np.where(finite, scores, np.nan), "o")
+            axis.plot(places[~finite], np.full((~finite).sum(), scores[finite].min() if finite.any() else 0), "rx")
             if all_numbers and 0 < _LOG_RATIO * min(numbers) <= max(numbers):
                 axis.set_xscale("log")
             axis.set(xlabel=name, ylabel=self.monitor)

@@ -533,6 +533,13 @@ def check_custom_cell(mx):
 
 
 # ------------------------------------------------------------------------------------------------ contrib
+def check_prefixes_of_subclasses(mx):
+    rnn, contrib = mx.gluon.rnn, mx.gluon.contrib.rnn
+    made = [(rnn.RNNCell, 3), (rnn.LSTMCell, 3), (rnn.GRUCell, 3), (rnn.DropoutCell, 0.5), (contrib.LSTMPCell, 3, 2)]
+    made += [(contrib.Conv1DLSTMCell, (3, 8), 4, 3, 3), (contrib.Conv2DGRUCell, (3, 8, 8), 4, 3, 3)]
+    return {base.__name__: type("Mine", (base,), {})(*args).prefix.rstrip("0123456789_") for base, *args in made}
+
+
 def check_contrib_lstmp(mx):
     cell = filled(mx, mx.gluon.contrib.rnn.LSTMPCell(4, 3, input_size=4, prefix="p_"))
     x = draw(mx, 2, 3, 4)

@@ -112,6 +112,9 @@ class LSTMPCell(LSTMCell):
         h2r = self._projection_size, self._hidden_size
         return {**super()._weights(input_size), "h2h_weight": (self._rows, h2r[0]), "h2r_weight": h2r}
 
+    def _alias(self) -> str:
+        return "lstmp"
+
     def _mapping(self) -> str:
         return f"{super()._mapping()} -> {self._projection_size}"
 
@@ -196,7 +199,7 @@ class ConvCell(GatedCell):
         return {"i2h_weight": i2h, "h2h_weight": h2h}
 
     def _alias(self) -> str:
-        return f"conv_{super()._alias()[len('conv1d') :]}"
+        return f"conv_{super()._alias()}"
 
     def _mapping(self) -> str:
         return f"{self._input_shape[self._axis - 1] or None} -> {self._rows}, {self._activation}, {self._conv_layout}"

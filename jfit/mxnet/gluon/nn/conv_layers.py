@@ -146,12 +146,6 @@ class _AvgPooling(_Pooling):
     _type = "avg"
 
 
-class _GlobalAvgPooling(_GlobalPooling):
-    """The mean over all spatial axes."""
-
-    _type = "avg"
-
-
 class MaxPool1D(_Pooling, layouts=_1D):
     """The maximum of windows of (batch, channels, width); see `MaxPool2D`."""
 
@@ -206,15 +200,15 @@ class GlobalMaxPool3D(_GlobalPooling, layouts=_3D):
     """The maximum over all values of a channel, of (batch, channels, depth, height, width)."""
 
 
-class GlobalAvgPool1D(_GlobalAvgPooling, layouts=_1D):
+class GlobalAvgPool1D(_AvgPooling, _GlobalPooling, layouts=_1D):
     """The mean over all values of a channel, (batch, channels, width) -> (batch, channels, 1)."""
 
 
-class GlobalAvgPool2D(_GlobalAvgPooling, layouts=_2D):
+class GlobalAvgPool2D(_AvgPooling, _GlobalPooling, layouts=_2D):
     """The mean over all values of a channel, (batch, channels, height, width) -> (batch, channels, 1, 1)."""
 
 
-class GlobalAvgPool3D(_GlobalAvgPooling, layouts=_3D):
+class GlobalAvgPool3D(_AvgPooling, _GlobalPooling, layouts=_3D):
     """The mean over all values of a channel, of (batch, channels, depth, height, width)."""
 
 

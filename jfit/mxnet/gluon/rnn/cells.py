@@ -190,7 +190,7 @@ class GatedCell(HybridRecurrentCell):
         return f"{self.i2h_weight.shape[1] or None} -> {self._rows}"
 
     def _alias(self) -> str:
-        return super()._alias().removesuffix("cell")
+        return self._advance.__name__  # also the prefix of subclasses, as in MXNet
 
     def state_info(self, batch_size: int = 0) -> list[Any]:
         """Return the shape (batch_size, hidden_size) of each state."""
