@@ -1,10 +1,12 @@
 """Read ONNX files as graphs of MXNet's operators, with the table `onnx_operators.OPERATORS`.
 
 Sizes that a file leaves open, such as that of the batch, are set to several numbers in turn, one for each of `PROBES`.
-Nodes that depend only on constants and shapes are evaluated for each, if their operator is in `EXACT`; equal results become
-constants. Other operators on open sizes, such as `Mod`, become nodes of the graph. Limits: nodes that only matter for sizes
-that are not multiples of the smallest `unit` that the network accepts are not seen here, nor that a slice with constant
-bounds is shorter where an open axis is.
+Nodes that depend only on constants and shapes are evaluated for each, and equal results become constants; on open sizes, this
+is done for the operators in `EXACT`, and others, such as `Mod`, become nodes of the graph.
+
+Two limits. The numbers are multiples of the first unit (1, 2, 4, ..., 32) that the network accepts; what is different only for
+other sizes is not noticed. A slice with constant bounds, such as `x[:, :512]`, is right for all sizes, but shapes that are
+computed from its own shape are those for sizes close to the numbers.
 """
 
 from __future__ import annotations
@@ -24,17 +26,13 @@ from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import array
 from jfit.mxnet.symbol import Group, Symbol, Variable
 
-# The open size number k is least + unit * (k * p % 97) for p in PROBES. `_read` finds (least, unit), since networks that
+# The k-th open size is least + unit * (k * p % 97) for p in PROBES. `_read` looks for (least, unit), because networks that
 # halve sizes may need multiples of 2, 4, ...
 PROBES = (1, 38, 63)  # with different remainders for the divisors 3, 4 and 8
-# Operators that are evaluated for open sizes, because polynomials in sizes stay polynomials; of FIRST for a changing input 0
+# Operators that are evaluated for open sizes, since polynomials in sizes stay polynomials, and no size equals -1; of those in
+# FIRST, only input 0 may depend on open sizes.
 FIRST = ("Gather", "ReduceProd", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze")
 EXACT = (*FIRST, "Add", "Cast", "Concat", "Equal", "Identity", "Mul", "Shape", "Size", "Sub", "Where")
-# Operators that are exact only if this holds for output y
-TESTS: dict[str, Any] = {
-    "Cast": lambda y, x: x.dtype.kind + y.dtype.kind in ("ii", "if"),
-    "Equal": lambda y, *x: np.minimum(*x) == -1,
-}
 Imported = tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]
 
 
@@ -213,8 +211,6 @@ class _Reader:
     def __init__(self, model: Any, least: int, unit: int) -> None:
         helper, numpy_helper, inliner = (importlib.import_module(f"onnx.{m}") for m in ("helper", "numpy_helper", "inliner"))
         self.opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
-        if self.opset < 7:
-            raise NotImplementedError(f"import_model: the file has opset {self.opset}, and opset 7 and newer can be read.")
         self.proto = (inliner.inline_local_functions(model) if model.functions else model).graph
         self.array, self.attribute = numpy_helper.to_array, helper.get_attribute_value
         self.values = {tensor.name: [self.array(tensor)] * len(PROBES) for tensor in self.proto.initializer}
@@ -253,9 +249,8 @@ class _Reader:
 
     def parameter(self, name: str, value: np.ndarray) -> Symbol:
         """Return a new variable with a value."""
-        self.parameters[name] = value.reshape(value.shape or (1,))
-        shape = self.parameters[name].shape
-        return self._variable(name, [shape] * len(PROBES), value.dtype, shape=shape)
+        value = self.parameters[name] = value.reshape(value.shape or (1,))
+        return self._variable(name, [value.shape] * len(PROBES), value.dtype, shape=value.shape)
 
     def shapes(self, symbol: Symbol) -> list[tuple[int, ...]]:
         """Return the shapes of a symbol for each number in `PROBES`."""
@@ -269,13 +264,11 @@ class _Reader:
                 self._infer(entry.node)
             ins = [tuple([self._shapes[id(e.node), e.index][i] for e in node.inputs]) for i in range(len(PROBES))]
             try:
-                known = {shapes: trace_shapes(node.op, node.params, shapes, (FLOAT,) * len(shapes)) for shapes in ins}
+                outs = {shapes: trace_shapes(node.op, node.params, shapes, (FLOAT,) * len(shapes)) for shapes in ins}
             except (TypeError, ValueError) as error:
                 fails = f"import_model: node {node.name!r} cannot take inputs of shapes {ins[0]}"
                 raise _SizeError(f"{fails} ({error}); if the file leaves sizes open, {FIX}.") from error
-            self._shapes.update(
-                {(id(node), i): list(shapes) for i, shapes in enumerate(zip(*map(known.get, ins), strict=True))}
-            )
+            self._shapes.update({(id(node), i): [outs[shapes][i] for shapes in ins] for i in range(len(outs[ins[0]]))})
 
     def _variable(self, name: str, shapes: list[tuple[int, ...]], dtype: Any, **own: Any) -> Symbol:
         symbol = self.symbols[name] = Variable(name, dtype=None if dtype == FLOAT else dtype, **own)
@@ -284,14 +277,15 @@ class _Reader:
 
     def _fold(self, proto: Any) -> bool:
         """Evaluate a node; return False if it depends on data, or on open sizes in a way that the probes do not show."""
-        kind, feeds = proto.op_type, {n: self.values.get(n) for n in proto.input if n}
+        kind, feeds = proto.op_type, dict[str, Any]((n, self.values.get(n)) for n in proto.input if n)
         changing = {n for n, values in feeds.items() if values and not _equal(values)}
         if kind in ("Shape", "Size") and None in feeds.values():  # arrays with these shapes that need no memory
             shapes = self.shapes(self.symbol(proto.input[0]))
             feeds = {proto.input[0]: [np.broadcast_to(np.float32(0), shape) for shape in shapes]}
         known = None not in feeds.values() and (feeds or kind == "Constant")
-        fixed = proto.input[:1] if kind == "Where" else proto.input[1:] if kind in FIRST else ()
-        odd = changing and (kind not in EXACT or changing.intersection(fixed))
+        whole = all(feeds[n][0].dtype.kind == "i" and not (kind in FIRST and n in proto.input[1:]) for n in changing)
+        whole &= kind != "Equal" or any(np.all(np.equal(values, -1)) for values in feeds.values())  # as in files of PyTorch
+        odd = changing and (kind not in EXACT or not whole or any(a.i == 9 for a in proto.attribute))  # 9: Cast to bool
         if not known or odd or proto.domain or any(a.HasField("g") for a in proto.attribute):
             return False
         onnx, names = importlib.import_module("onnx"), [n for n in proto.output if n]
@@ -299,10 +293,6 @@ class _Reader:
         graph = onnx.GraphProto(name="folded", node=[proto], input=inputs, output=outputs)
         run = importlib.import_module("onnx.reference").ReferenceEvaluator(graph, opsets={"": self.opset}).run
         results = [run(None, {n: value[p] for n, value in feeds.items()}) for p in range(len(PROBES))]
-        if changing and kind in TESTS:
-            rows = zip((r[0] for r in results), *(feeds[n] for n in proto.input), strict=True)
-            if not all(np.all(TESTS[kind](*row)) for row in rows):
-                return False
         self.values.update({n: [np.asarray(r[i]) for r in results] for i, n in enumerate(names)})
         self._folded.update(dict.fromkeys(proto.output, proto))
         return True
@@ -310,7 +300,7 @@ class _Reader:
     def _convert(self, proto: Any) -> None:
         """Compose what computes the outputs of a node."""
         node = Node(proto, self)
-        node.need(node.kind in OPERATORS, "has no form in MXNet's operators")
+        node.need(node.kind in OPERATORS and self.opset >= 7, "has no form in MXNet's operators")
         odd = {key: node.get(key) for key, value in REQUIRED.items() if node.get(key, value) != value}
         node.need(not odd, f"has {odd}, which MXNet's operators do not compute")
         try:

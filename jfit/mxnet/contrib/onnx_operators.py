@@ -71,8 +71,7 @@ def _log_sum_exp(n: Node) -> Any:
 
 
 def _arg(name: str) -> Convert:
-    found = getattr(S, name)
-    return lambda n: S.Cast(found(n[0], axis=n.get("axis", 0), keepdims=bool(n.get("keepdims", 1))), dtype="int64")
+    return lambda n: S.Cast(getattr(S, name)(n[0], axis=n.get("axis", 0), keepdims=bool(n.get("keepdims", 1))), dtype="int64")
 
 
 def _softmax(name: str) -> Convert:
@@ -314,8 +313,8 @@ def _resize(n: Node) -> Any:
     if n.has(3):
         news = [tuple(map(float, sizes)) for sizes in n.values(3)]
     else:
-        scales = np.float32(n.option("scales", 1 if first else 2))
-        news = [tuple((np.float32(old) * scales).tolist()) for old in olds]
+        scales = np.array(n.option("scales", 1 if first else 2), np.float32)
+        news = [tuple((np.array(old, np.float32) * scales).tolist()) for old in olds]
     factors = [{new[i] / old[i] for old, new in zip(olds, news, strict=True)} for i in range(n.rank())]
     n.need(factors[:2] == [{1}, {1}], "resizes the axes 0 or 1")
     copies = mode == "nearest" and (how, near) in (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"))
@@ -344,9 +343,8 @@ def _layer_norm(n: Node) -> Any:
 def _recurrent(n: Node) -> Any:
     (directions, _, hidden), names = n.shapes(2)[0], [name.decode() for name in n.get("activations", ())]
     mode = n.kind.lower() if n.kind != "RNN" else f"rnn_{(names or ['Tanh'])[0].lower()}"
-    gates = ["Sigmoid", "Tanh", "Tanh"][: 2 + (n.kind == "LSTM")] * directions
-    usual = len({*names}) < 2 if n.kind == "RNN" else names in ([], gates)
-    usual = usual and mode in ORDER and (n.kind != "GRU" or n.get("linear_before_reset"))
+    gates = names[:1] if n.kind == "RNN" else ["Sigmoid", "Tanh", "Tanh"][: 2 + (n.kind == "LSTM")]
+    usual = names in ([], gates * directions) and mode in ORDER and (n.kind != "GRU" or n.get("linear_before_reset"))
     n.need(usual and n.get("direction") != "reverse" and not n.has(7), "has attributes that MXNet's RNN lacks")
     order, weights = np.argsort(ORDER[mode]), [n.values(i)[0] for i in (1, 2)]
     bias = n.values(3)[0] if n.has(3) else np.zeros((directions, 2 * len(order) * hidden), np.float32)
@@ -383,8 +381,7 @@ OPERATORS: dict[str, Convert] = {
     "Reshape": _reshape, "Resize": _resize, "Upsample": _resize, "RoiAlign": _roi_align, "Slice": _slice, "Split": _split,
     "ScatterElements": _scatter_elements, "TopK": _topk, "Trilu": _trilu, "Unsqueeze": _unsqueeze, "Where": _where,
     "BatchNormalization": lambda n: S.BatchNorm(
-        *n.all, eps=n.get("epsilon", 1e-5), momentum=n.get("momentum", 0.9), fix_gamma=False
-    ),
+        *n.all, eps=n.get("epsilon", 1e-5), momentum=n.get("momentum", 0.9), fix_gamma=False),
     "Cast": lambda n: S.Cast(n[0], dtype=DTYPES[n.attrs["to"]]),
     "Clip": lambda n: S.clip(n[0], a_min=n.option("min", 1, -math.inf), a_max=n.option("max", 2, math.inf)),
     "Concat": lambda n: S.Concat(*n.all, dim=n.attrs["axis"]),
@@ -398,16 +395,11 @@ OPERATORS: dict[str, Convert] = {
     "InstanceNormalization": lambda n: S.InstanceNorm(*n.all, eps=n.get("epsilon", 1e-5)),
     "IsNaN": lambda n: S.broadcast_not_equal(n[0], n[0]),
     "LRN": lambda n: S.LRN(
-        n[0], alpha=n.get("alpha", 1e-4), beta=n.get("beta", 0.75), knorm=n.get("bias", 1.0), nsize=n.attrs["size"]
-    ),
+        n[0], alpha=n.get("alpha", 1e-4), beta=n.get("beta", 0.75), knorm=n.get("bias", 1.0), nsize=n.attrs["size"]),
     "LeakyRelu": lambda n: S.LeakyReLU(n[0], act_type="leaky", slope=n.get("alpha", 0.01)),
-    "LpNormalization": lambda n: S.broadcast_div(
-        n[0], S.norm(n[0], ord=n.get("p", 2), axis=n.get("axis", -1), keepdims=True)
-    ),
+    "LpNormalization": lambda n: S.broadcast_div(n[0], S.norm(n[0], ord=n.get("p", 2), axis=n.get("axis", -1), keepdims=True)),
     "MatMul": lambda n: S.dot(*n.all) if n.rank(1) < 3 else S.batch_dot(*n.all),
-    "MaxRoiPool": lambda n: S.ROIPooling(
-        *n.all, pooled_size=n.attrs["pooled_shape"], spatial_scale=n.get("spatial_scale", 1.0)
-    ),
+    "MaxRoiPool": lambda n: S.ROIPooling(*n.all, pooled_size=n.attrs["pooled_shape"], spatial_scale=n.get("spatial_scale", 1)),
     "Mean": lambda n: functools.reduce(S.broadcast_add, n.all) / len(n.inputs),
     "Mish": lambda n: n[0] * S.tanh(S.Activation(n[0], act_type="softrelu")),
     "PRelu": lambda n: S.broadcast_add(S.relu(n[0]), S.broadcast_mul(n[1], S.clip(n[0], a_min=-math.inf, a_max=0))),
