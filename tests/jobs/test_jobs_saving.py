@@ -224,7 +224,7 @@ def test_resume_on_other_devices_and_in_one_process(first):
         job[0].wait_for("at 40")
         job[1].send(signal.SIGTERM)
         job.wait(codes=143)
-        assert [p.wait_for("from") for p in job] == ["from 24\n"] * 2
+        assert all(p.wait_for("from").endswith("from 24\n") for p in job)  # a library may write into the same line
     folder = first.folder / "ck"
     last = record_of(folders_of(folder)[-1])["meta"]
     assert last["position"]["step"] >= 40 and last["fingerprint"]["processes"] == 2

@@ -11,6 +11,7 @@ computed from its own shape are those for sizes close to the numbers.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -206,6 +207,7 @@ class _Reader:
         symbols: name -> symbol, of the others, and of constants that they use.
         parameters: name -> value of a variable.
         inputs: names of the inputs.
+        scalars: names of tensors of rank 0, which have shape (1,) here.
     """
 
     def __init__(self, model: Any, least: int, unit: int) -> None:
@@ -219,6 +221,11 @@ class _Reader:
         self.inputs = [value.name for value in _inputs(self.proto)]
         self._used = {n for node in self.proto.node for n in node.input} | {value.name for value in self.proto.output}
         self._shapes: dict[tuple[int, int], list[tuple[int, ...]]] = {}  # by (id of a node, output)
+        inference = importlib.import_module("onnx.shape_inference")
+        with contextlib.suppress(inference.InferenceError, ValueError):  # unknown operators, or a file of more than 2 GB
+            model = inference.infer_shapes(model)
+        types = {value.name: value.type.tensor_type for value in model.graph.value_info}
+        self.scalars = {name for name, kind in types.items() if kind.HasField("shape") and not kind.shape.dim}
         self._folded: dict[str, Any] = {}  # output -> node whose value is known and that is not in the graph yet
         opens: dict[Any, int] = {}  # name of an open size -> its number
         for value in _inputs(self.proto):

@@ -110,6 +110,11 @@ def _matrix(n: Node, axis: int) -> Any:
     return _reshaped(n, [(math.prod(s[:axis]), math.prod(s[axis:])) for s in n.shapes()])
 
 
+def _flatten(n: Node) -> Any:
+    axis = n.get("axis", 1)
+    return S.Flatten(n[0]) if axis == 1 else _matrix(n, axis + n.rank() if axis < 0 else axis)
+
+
 def _expanded(n: Node, x: Any, olds: Shapes, outs: Shapes) -> Any:
     """Broadcast an array of the shapes `olds` to the shapes `outs`."""
     missing = len(outs[0]) - max(len(olds[0]), 1)
@@ -148,6 +153,8 @@ def _trilu(n: Node) -> Any:
 
 def _unsqueeze(n: Node) -> Any:
     axes = n.option("axes", 1)
+    if n.rank() == 0 or n.inputs[0] in n.reader.scalars:
+        return S.Reshape(n[0], shape=(1,) * len(axes))
     return functools.reduce(lambda x, axis: S.expand_dims(x, axis=axis), sorted(a % (n.rank() + len(axes)) for a in axes), n[0])
 
 
@@ -204,8 +211,18 @@ def _gather(n: Node) -> Any:
     return S.squeeze(S.slice_axis(n[0], axis=axis, begin=begin, end=None if begin == -1 else begin + 1), axis=(axis,))
 
 
-def _gather_elements(n: Node) -> Any:
+def _axis_of_indices(n: Node) -> int:
+    """Return the axis along which data and indices, input 1, may have different sizes."""
     axis = n.get("axis", 0) % n.rank()
+    sizes = [[s[:axis] + s[axis + 1 :] for s in n.shapes(i)] for i in (0, 1)]
+    n.need(
+        sizes[0] == sizes[1], f"has indices of shape {n.shapes(1)[0]} for data of shape {n.shapes()[0]}, which differ elsewhere"
+    )
+    return axis
+
+
+def _gather_elements(n: Node) -> Any:
+    axis = _axis_of_indices(n)
     parts = S.SliceChannel(n[1], num_outputs=n.shapes(1)[0][axis], axis=axis, squeeze_axis=True)
     return S.Concat(*(S.pick(n[0], part, axis=axis, keepdims=True, mode="wrap") for part in parts), dim=axis)
 
@@ -214,13 +231,16 @@ def _gather_nd(n: Node) -> Any:
     batch, shape = n.get("batch_dims", 0), n.shapes(1)[0]
     n.need(not batch or (batch == 1 and shape[1:] == (1,)), f"has batch_dims={batch} and indices of shape {shape}")
     if batch:
-        return S.SequenceLast(n[0], S.Reshape(n[1] + 1, shape=(-1,)), use_sequence_length=True, axis=1)
+        n.need(len({s[1] for s in n.shapes()}) == 1, "has batch_dims=1 and an open axis", FIX)
+        places = S.Reshape(n[1] % n.shapes()[0][1] + 1, shape=(-1,))
+        return S.SequenceLast(n[0], places, use_sequence_length=True, axis=1)
     return S.gather_nd(n[0], S.transpose(n[1], axes=(len(shape) - 1, *range(len(shape) - 1))))
 
 
 def _scatter_elements(n: Node) -> Any:
     """Scatter along one axis, moved to the end, where one-hot vectors say which update goes to which entry."""
-    axis, last = n.get("axis", 0) % n.rank(), n.rank() - 1
+    axis, last = _axis_of_indices(n), n.rank() - 1
+    n.need(len({s[axis] for s in n.shapes()}) == 1, "scatters along an open axis", FIX)
     data, indices, updates = (S.SwapAxis(x, dim1=axis, dim2=last) for x in n.all)
     places = S.one_hot(indices % n.shapes()[0][axis], depth=n.shapes()[0][axis])
     # no product of both, because an update may be infinite
@@ -292,7 +312,7 @@ def _pool(kind: str) -> Convert:
         own = {"kernel": kernel, "stride": stride, "pooling_convention": "full" if full else "valid", "p_value": n.get("p", 2)}
 
         def pooled(x: Any, inside: bool) -> Any:
-            x, pad = _even(x, begins, ends, -MOST if kind == "max" else 0)
+            x, pad = _even(S.abs(x) if kind == "lp" else x, begins, ends, -MOST if kind == "max" else 0)
             return S.Pooling(x, **own, pad=pad, pool_type=kind, count_include_pad=inside)
 
         means = kind == "avg" and not inside and begins != ends  # the zeros that the separate node pads do not count
@@ -302,7 +322,11 @@ def _pool(kind: str) -> Convert:
 
 
 def _global_pool(kind: str) -> Convert:
-    return lambda n: S.Pooling(n[0], global_pool=True, kernel=(1,) * (n.rank() - 2), pool_type=kind, p_value=n.get("p", 2))
+    def convert(n: Node) -> Any:
+        data, own = S.abs(n[0]) if kind == "lp" else n[0], {"pool_type": kind, "p_value": n.get("p", 2)}
+        return S.Pooling(data, global_pool=True, kernel=(1,) * (n.rank() - 2), **own)
+
+    return convert
 
 
 def _resize(n: Node) -> Any:
@@ -322,6 +346,7 @@ def _resize(n: Node) -> Any:
         return functools.reduce(lambda x, i: S.repeat(x, repeats=int(min(factors[i])), axis=i), range(2, n.rank()), n[0])
     linear = mode == "linear" and how in ("align_corners", "half_pixel") and len({new[2:] for new in news}) == 1
     exact = linear and n.rank() == 4 and all(map(float.is_integer, news[0]))
+    exact = exact and (how == "align_corners" or 1 not in news[0][2:])
     n.need(exact, f"resizes {olds} to {news}, {mode!r}, {how!r}, {near!r}")
     height, width = map(int, news[0][2:])
     return S.contrib.BilinearResize2D(n[0], height=height, width=width, align_corners=how == "align_corners")
@@ -388,7 +413,7 @@ OPERATORS: dict[str, Convert] = {
     "CumSum": lambda n: S.cumsum(n[0], axis=np.ravel(n.option("axis", 1)).tolist()[0]),
     "Dropout": lambda n: S.Dropout(n[0], p=n.option("ratio", 1, 0.5)),
     "Elu": lambda n: S.LeakyReLU(n[0], act_type="elu", slope=n.get("alpha", 1.0)),
-    "Flatten": lambda n: S.Flatten(n[0]) if n.get("axis", 1) == 1 else _matrix(n, n.attrs["axis"] % (n.rank() + 1)),
+    "Flatten": _flatten,
     "Gelu": lambda n: S.LeakyReLU(n[0], act_type="gelu"),
     "HardSigmoid": lambda n: S.hard_sigmoid(n[0], alpha=n.get("alpha", 0.2), beta=n.get("beta", 0.5)),
     "HardSwish": lambda n: n[0] * S.hard_sigmoid(n[0], alpha=1 / 6, beta=0.5),

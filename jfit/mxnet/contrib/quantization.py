@@ -477,6 +477,8 @@ def quantize_net_v2(
     network.hybridize()
     batches = iter(() if calib_data is None else calib_data)
     first = [_arrays(batch) for batch in itertools.islice(batches, 1)]
+    if not (first or data_shapes):
+        raise ValueError("calib_data has no batches; pass data that has not been used up")
     network(*[zeros(x.shape) for x in (data_shapes or first[0])[: len(network._call_arguments().inputs)]])
     inputs, sym = network._cached_graph
     known = network.collect_params()

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jfit.mxnet.mutable import write_into
 from jfit.mxnet.optimizer import named
 from jfit.mxnet.optimizer.base import Optimizer
-from jfit.optim.core import clipper, decay_rates, wide
+from jfit.optim.core import decay_rates, wide
 from jfit.optim.rules import lamb_direction, lamb_ratio, lars_ratio
 
 # function -> (optimizer, names of its states, defaults that differ from those of the optimizer)
@@ -110,7 +110,8 @@ def lamb_update_phase1(
     clip_gradient: float = -1.0, out: Any = None,
 ) -> Any:  # fmt: skip
     """Return the direction of a step of `mx.optimizer.LAMB`, in float32; updates `mean` and `var`."""
-    gradient = clipper(clip_gradient)(wide(grad.value) * rescale_grad)
+    gradient = wide(grad.value) * rescale_grad
+    gradient = jnp.clip(gradient, -clip_gradient, clip_gradient) if clip_gradient >= 0 else gradient
     at, numbers = jnp.asarray(t) if bias_correction else None, decay_rates(beta1, beta2, epsilon=epsilon)
     values = (weight if weight32 is None else weight32).value, (mean.value, var.value)
     step, (mean[:], var[:]) = lamb_direction(gradient, *values, numbers, at, wd)
@@ -125,7 +126,7 @@ def lamb_update_phase2(
 
     `weight32`, the weight in float32, is read, but, as in MXNet, not updated.
     """
-    lower, upper = (bound if bound > 0 else None for bound in (lower_bound, upper_bound))
+    lower, upper = (bound if bound >= 0 else None for bound in (lower_bound, upper_bound))
     before = (weight if weight32 is None else weight32).value
     new = before - lr * lamb_ratio(r1.value, r2.value, lower, upper) * g.value
     return _written(new.astype(weight.dtype), weight, out)
