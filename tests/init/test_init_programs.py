@@ -98,7 +98,8 @@ def test_bits_hold_for_arrays_below_at_and_above_the_size_of_the_program(start):
 @settings(max_examples=6, deadline=None)
 @given(
     shapes=st.lists(st.lists(st.integers(1, 9), max_size=5).map(tuple), min_size=1, max_size=6),
-    scale=st.floats(-(2.0**20), 2.0**20, allow_nan=False, width=32),
+    # not so small that draws are subnormal: XLA flushes those to zero in one program and not in another
+    scale=st.floats(-(2.0**20), 2.0**20, allow_nan=False, width=32).filter(lambda scale: scale == 0 or abs(scale) > 1e-30),
     seed=st.integers(0, 2**31 - 1),
     kind=st.sampled_from([init.Uniform, init.Normal]),
 )
