@@ -328,7 +328,8 @@ def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
         record = source_array.record
         return from_record(record._replace(data=np.array(record.data, dtype)))
     if not hasattr(source_array, "tocsr"):
-        raise ValueError(f"sparse.array needs a sparse array, found {type(source_array).__name__}; use mx.nd.array for others")
+        found = type(source_array).__name__
+        raise ValueError(f"sparse.array needs a sparse array, found {found}; use mx.nd.array for dense ones")
     csr = source_array.tocsr()
     return csr_matrix((csr.data, csr.indices, csr.indptr), csr.shape, ctx, csr.dtype if dtype is None else dtype)
 
