@@ -46,3 +46,12 @@ def test_every_public_name_has_an_entry_in_the_site(pages):
     }
     assert len(expected) > 500
     assert not expected - anchors
+
+
+def test_every_page_of_the_site_is_in_its_navigation(pages):
+    """`make docs` is strict about this, but runs only after the slow tests."""
+    written = [*pages.copied_pages(), *(p.relative_to(ROOT / "docs").as_posix() for p in ROOT.glob("docs/**/*.md"))]
+    # The README becomes several pages, in the navigation like all others.
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert len(written) > 30
+    assert not [page for page in written if not re.search(rf"[ :]{re.escape(page)}\s*$", navigation, re.M)]
