@@ -46,7 +46,7 @@ _BELONGS = {
     "optimizer classes (jfit.mx.optimizer) have rescale_grad.",
     "lr_scheduler": " Pass a schedule as learning_rate=, or as schedule= of fit or train_step; MXNet's optimizer classes "
     "(jfit.mx.optimizer) have lr_scheduler.",
-    "lazy_update": " Only sgd and adam have it; adagrad, group_adagrad and ftrl always update row-sparse gradients lazily.",
+    "lazy_update": " Only sgd, adam and ftrl have it; adagrad and group_adagrad always update row-sparse gradients lazily.",
     "begin_num_update": " Set `count` in the optimizer state instead.",
     "param_idx2name": " jfit's parameters have names, not numbers.",
 }

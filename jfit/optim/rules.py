@@ -638,7 +638,14 @@ def adadelta(
 
 
 @optimizer()
-def ftrl(learning_rate: LearningRate = 0.1, lamda1: float = 0.01, beta: float = 1.0, **common: Unpack[Common]) -> Optimizer:
+def ftrl(
+    learning_rate: LearningRate = 0.1,
+    lamda1: float = 0.01,
+    beta: float = 1.0,
+    *,
+    lazy_update: bool = True,
+    **common: Unpack[Common],
+) -> Optimizer:
     """z <- z + c(g) - (sqrt(n + c(g)^2) - sqrt(n)) * w / lr;  n <- n + c(g)^2;  w <- soft(z) / ((beta + sqrt(n)) / lr + wd).
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
@@ -651,6 +658,7 @@ def ftrl(learning_rate: LearningRate = 0.1, lamda1: float = 0.01, beta: float = 
         learning_rate: nonzero number, or a schedule: function of the number of updates done.
         lamda1: strength of the L1 penalty.
         beta: added to sqrt(n).
+        lazy_update: for a `SparseRows` gradient, update only its rows; other rows keep their initial weight.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; `wd` is the strength of the L2 penalty.
 
     Returns:
@@ -677,7 +685,7 @@ def ftrl(learning_rate: LearningRate = 0.1, lamda1: float = 0.01, beta: float = 
         # If soft is 0, the update is -w, and w + (-w) is exactly 0.
         return soft / ((numbers.beta + jnp.sqrt(n)) / ctx.lr + ctx.wd) - w, (z, n)
 
-    return transformation(rule, ("z", "n"), learning_rate, common, lazy=True)
+    return transformation(rule, ("z", "n"), learning_rate, common, lazy=lazy_update)
 
 
 @optimizer()

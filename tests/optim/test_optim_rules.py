@@ -162,7 +162,7 @@ test_errors_describe_the_problem = refused(
         "no parameter 'rescale_grad'.*train step rescales gradients \\(rescale=\\)",
     ),
     (lambda: optim.get("adam", lr_scheduler=1), "no parameter 'lr_scheduler'.*learning_rate=, or as schedule="),
-    (lambda: optim.get("ftrl", lazy_update=True), "no parameter 'lazy_update'.*Only sgd and adam"),
+    (lambda: optim.get("adagrad", lazy_update=True), "no parameter 'lazy_update'.*Only sgd, adam and ftrl"),
     (lambda: optim.get("adam", b1=0.5), "no parameter 'b1'.*optax's adam has it: pass optax.adam"),
     (lambda: optim.lbsgd(0.1, batch_scale=0), "lbsgd: batch_scale is 0; it must be a whole number"),
     (lambda: run(optim.lars(0.1, adapt="all"), [tree(1)], tree(0)), "lars: adapt is 'all'"),

@@ -192,17 +192,20 @@ class KVStore(KVStoreBase):
             ValueError: the processes have values of different shapes.
         """
         new: dict[Any, Any] = {}
+        by_rows: set[Any] = set()  # how an optimizer updates row_sparse weights can differ, see `Optimizer.stored_rows`
         for k, values in self._pairs(key, value):
             if k in self._stored or k in new or len(values) > 1:
                 what = f"has {len(values)} values" if len(values) > 1 else "is already in the store"
                 raise MXNetError(f"key {k!r} {what}; a key is initialized once, with one value; use push to change it.")
             new[k] = as_array(values[0])
+            by_rows |= {k} if getattr(values[0], "stype", "default") == "row_sparse" else set()
         if self.num_workers > 1:
             main = from_main(new, "values of kvstore.init")
             values = device_put_all(list(main.values()), [sharding_of(new[k]) for k in main])
             new = dict(zip(main, values, strict=True))
         for k, first in new.items():
-            self._stored[k] = self.arrays.mutable(committed_copy(first))
+            make = MutableRowSparse if k in by_rows else self.arrays.mutable
+            self._stored[k] = make(committed_copy(first))
             self._order[k] = len(self._order)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
@@ -242,7 +245,9 @@ class KVStore(KVStoreBase):
                 self._updater([keys[i] for i in local], [summed[i] for i in local], [cells[i] for i in local])
             return
         for k, value, cell in zip(keys, merged, cells, strict=True):
-            self._updater(k, value, cell)
+            shown = self.arrays.mutable(cell.value)
+            self._updater(k, value, shown)
+            cell.value = shown.value
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> Any:
         """Copy the stored values to `out`, or return them.

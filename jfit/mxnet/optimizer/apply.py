@@ -287,7 +287,7 @@ def update_in_place(
     """Update mutable arrays and those of their states, see `Optimizer.update_lists`."""
     values, names = [as_array(w) for w in weights], slot_names(optimizer)
     slots = existing_states(optimizer, names, indices, states, values) if names else [()] * len(values)
-    new, after = apply_update(optimizer, indices, values, grads, slots, one_by_one)
+    new, after = apply_update(optimizer, indices, values, optimizer.stored_rows(weights, grads), slots, one_by_one)
     for box, value in zip(weights, new, strict=True):
         replace(box, value)
     hidden = optimizer.hidden_slots and optimizer.hidden_slots.intersection(names)

@@ -416,6 +416,10 @@ class Optimizer:
             return None
         return slots[0] if self.unwrap_single_slot else slots
 
+    def stored_rows(self, weights: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        """Return the gradients, those that update all rows of their weight as dense arrays."""
+        return grads
+
     def shared_for(self, indices: Sequence[Any]) -> Mapping[str, Any]:
         """Return the shared scalars (by name) to pass to an update of these parameters."""
         return self.shared.values()

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jfit.mxnet.keys import next_key
+from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.base import Hyper, Optimizer, group_size
 
@@ -465,10 +466,17 @@ class Ftrl(Optimizer):
 
     rule = "ftrl"
     parameters = ("lamda1", "beta")
+    off_switches = ("lazy_update",)
+    lazy_update = False  # `stored_rows` sets it
 
     def __init__(self, lamda1: float = 0.01, learning_rate: float = 0.1, beta: float = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.lamda1, self.beta, self.lr = lamda1, beta, learning_rate
+
+    def stored_rows(self, weights: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        stored = [getattr(w, "stype", "default") == "row_sparse" for w in weights]
+        self.lazy_update = any(stored)
+        return [g if rows else as_array(g) for rows, g in zip(stored, grads, strict=True)] if self.lazy_update else grads
 
 
 # -------------------------------------------------------------------------------------------------------- large batches

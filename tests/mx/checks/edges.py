@@ -173,3 +173,49 @@ def check_pooling_with_as_much_padding_as_kernel(mx):
             y.backward()
             values |= {name: y, f"{name} gradient": x.grad}
     return values
+
+
+def check_which_rows_ftrl_updates(mx):
+    """All rows of a dense weight, whose initial values the first update discards; of a row_sparse one those of the gradient."""
+    table, values = np.arange(8).reshape(4, 2), {}
+    rows = mx.nd.sparse.row_sparse_array((np.float32([[1, 1], [2, 0]]), [0, 2]), shape=(4, 2))
+    options = {"learning_rate": 0.5, "wd": 0.1, "rescale_grad": 1.0}
+    for kind in ("default", "row_sparse"):
+        weight = mx.nd.array(table).tostype(kind)
+        weight[:] = mx.nd.array(table + 1).tostype(kind)
+        other, store = weight.copy(), mx.kv.create("local")
+        update = mx.optimizer.get_updater(mx.optimizer.create("ftrl", **options))
+        states = [mx.nd.zeros((4, 2), stype=kind) for _ in range(2)]
+        store.set_optimizer(mx.optimizer.create("ftrl", **options))
+        store.init("w", weight.copy())
+        for _ in range(2):
+            update(0, rows, weight)
+            mx.nd.ftrl_update(other, rows, *states, lr=0.5, wd=0.1, out=other)
+            store.push("w", rows)
+        values |= {kind: weight.asnumpy(), f"{kind} n": states[1].asnumpy(), f"{kind} function": other.asnumpy()}
+        out = mx.nd.zeros((4, 2), stype=kind)
+        if kind == "default":
+            store.pull("w", out)
+        else:
+            store.row_sparse_pull("w", out, row_ids=mx.nd.arange(4))
+        values[f"{kind} store"] = out.asnumpy()
+    data = mx.sym.var("data")
+    embedded = mx.sym.Embedding(data, name="e", input_dim=4, output_dim=2, sparse_grad=True)
+    for store in (None, "local"):
+        module = mx.mod.Module(mx.sym.MakeLoss(mx.sym.sum(embedded)), ["data"], None)
+        module.bind([("data", (2,))])
+        module.init_params(mx.init.One())
+        module.init_optimizer(store, "ftrl", options)
+        layer = mx.gluon.nn.Embedding(4, 2, sparse_grad=True)
+        layer.initialize(mx.init.One())
+        trainer = mx.gluon.Trainer(layer.collect_params(), "ftrl", {"learning_rate": 0.5, "wd": 0.1}, store)
+        for _ in range(2):
+            module.forward_backward(mx.io.DataBatch([mx.nd.array([0, 2])], []))
+            module.update()
+            with mx.autograd.record():
+                loss = layer(mx.nd.array([0, 2])).sum()
+            loss.backward()
+            trainer.step(1)
+        values[f"Module {store}"] = module.get_params()[0]["e_weight"].asnumpy()
+        values[f"Trainer {store}"] = layer.weight.data().asnumpy()
+    return values
