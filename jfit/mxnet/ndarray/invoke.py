@@ -254,21 +254,21 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
     op = lookup(name)
     none_differs = {k for k, a in op.attrs.items() if a.none_differs}
     known: dict[Any, Call] = {}  # by the arguments, without the arrays
-    random = op.needs_rng
+    programs: dict[int, Any] = {}  # of the calls in `known` with arrays only, by their number
+    ndarray = np.ndarray
 
     def call(*args: Any, out: Any = None, name: str | None = None, **kwargs: Any) -> Any:
-        prepared = None if kwargs or random or out is not None else known.get(len(args))
-        if prepared is not None and mode.tape is None and active.policy is None:
+        if not kwargs and out is None and mode.tape is None and active.policy is None:
             values = []  # the usual case of what follows, in less time
             for array in args:
-                if not isinstance(array, MutableArray) or isinstance(value := array.value, np.ndarray):
+                if not isinstance(array, MutableArray) or isinstance(value := array.value, ndarray):
                     break
                 values.append(value)
             else:
                 try:
-                    outputs = prepared.run[mode.training](*values)
+                    outputs = programs[len(args)][mode.training](*values)
                 except Exception:
-                    pass  # `run` below meets the same error, and explains it
+                    pass  # not known yet, or `run` below meets the same error, and explains it
                 else:
                     cls = getattr(args[0], "_kind", kind) if args else kind
                     if len(outputs) > 1:
@@ -293,6 +293,8 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
             arrays, prepared = read(args, kwargs)
             if key is not None and len(arrays) == count and len(known) < 256 and op.resolve is None:
                 known[key] = prepared
+                if key == len(args) and not op.needs_rng:
+                    programs[count] = prepared.run
         results = run(prepared, arrays, getattr(arrays[0], "_kind", kind) if arrays else kind)
         return results[0] if out is None and len(results) == 1 else _write_out(results, out)
 
