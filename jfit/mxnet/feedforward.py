@@ -209,7 +209,7 @@ class FeedForward:
         module = self._training_module(data, kvstore, logger or logging, work_load_list)
         if monitor is not None:
             module.install_monitor(monitor)
-        batch_callbacks = [_count_from_one(c) for c in listed(batch_end_callback)]
+        batch_callbacks = [functools.partial(_count_from_one, c) for c in listed(batch_end_callback)]
         data.reset()
         with self.keep_params(module), module._stoppable():
             metric = metrics.create(eval_metric)
@@ -445,14 +445,10 @@ def _real_rows(array: Any, wrapped: int) -> Any:
     return rows.copy() if isinstance(rows, np.ndarray) else rows
 
 
-def _count_from_one(callback: Any) -> Any:
-    """Wrap a batch callback so that the `nbatch` it gets starts at 1 instead of 0."""
-
-    def called(param: BatchEndParam) -> None:
-        number = param.nbatch + 1
-        callback(param._replace(nbatch=number, locals={**(param.locals or {}), "nbatch": number}))
-
-    return called
+def _count_from_one(callback: Any, param: BatchEndParam) -> None:
+    """Call a batch callback with an `nbatch` that starts at 1 instead of 0."""
+    number = param.nbatch + 1
+    callback(param._replace(nbatch=number, locals={**(param.locals or {}), "nbatch": number}))
 
 
 def _sized_epoch(data: Any, size: int, log_reset: Callable[[], None]) -> Iterator[Any]:
