@@ -54,11 +54,6 @@ class Binding:
         states: arrays of the state inputs by name, which persist from batch to batch.
     """
 
-    model: Model
-    replicas: Replicas | None
-    rows: int
-    counts: list[int]
-
     def __init__(
         self, symbol: Symbol, names: Sequence[Any], context: Any, workloads: Any, divide: Divide, logger: Any, group2ctxs: Any
     ) -> None:
