@@ -16,22 +16,19 @@ _KINDS = {"cpu_pinned": "cpu", "cpu_shared": "cpu"}  # MXNet's CPU memory kinds;
 _local = threading.local()
 
 
+_current = property(lambda _: current_context(), lambda _, ctx: set_default(ctx))
+
+
 class _DefaultContext(type(contexts.Context)):
     """Adds the class attribute `Context.default_ctx`."""
 
-    @property
-    def default_ctx(cls) -> Context:
-        return current_context()
-
-    @default_ctx.setter
-    def default_ctx(cls, ctx: Context) -> None:
-        set_default(ctx)
+    default_ctx = _current
 
 
 class _Current:
     """What MXNet calls the current context of this thread: `Context._default_ctx.value`."""
 
-    value = property(lambda self: current_context(), lambda self, ctx: set_default(ctx))
+    value = _current
 
 
 class Context(contexts.Context, metaclass=_DefaultContext):

@@ -209,7 +209,7 @@ class FeedForward:
         module = self._training_module(data, kvstore, logger or logging, work_load_list)
         if monitor is not None:
             module.install_monitor(monitor)
-        batch_callbacks = [_count_from_one(c) for c in listed(batch_end_callback)]
+        batch_callbacks = [functools.partial(_count_from_one, c) for c in listed(batch_end_callback)]
         data.reset()
         with self.keep_params(module), module._stoppable():
             metric = metrics.create(eval_metric)
@@ -310,9 +310,7 @@ class FeedForward:
         """
         self._checked_params()
         data = self._iter(X, None, False, "pad", labels=False)
-        if reset:
-            data.reset()
-        module = self._predictor_module(data)
+        module = self._predictor_module(data, reset)
         results: list[Any] = []
         for outputs, _, batch in module.iter_predict(itertools.islice(data, num_batch), reset=False):
             parts = (batch.data, batch.label or ()) if return_data else ()
@@ -346,19 +344,19 @@ class FeedForward:
         X, y = X if type(X) in (list, tuple) and len(X) == 2 else (X, None)
         self._checked_params()
         metric, data = metrics.create(eval_metric), self._iter(X, y, False, "pad")
-        if reset:
-            data.reset()
-        module = self._predictor_module(data)
+        module = self._predictor_module(data, reset)
         for nbatch, batch in module._evaluated(itertools.islice(data, num_batch), None, False, None):
             module._measure(metric, batch)
             call(batch_end_callback, BatchEndParam(0, nbatch, metric, locals()))
         return metric.get()[1]
 
-    def _predictor_module(self, data: Any) -> FeedForwardModule:
+    def _predictor_module(self, data: Any, reset: bool) -> FeedForwardModule:
         """Return a module bound to the shapes of this data iterator, with the current parameters.
 
         The module of the last call is used again if the inputs have the same names; it compiles once per shape.
         """
+        if reset:
+            data.reset()
         params, aux = self._checked_params()
         inputs, labels = _descriptions(data)
         names = [d.name for d in inputs]
@@ -447,14 +445,10 @@ def _real_rows(array: Any, wrapped: int) -> Any:
     return rows.copy() if isinstance(rows, np.ndarray) else rows
 
 
-def _count_from_one(callback: Any) -> Any:
-    """Wrap a batch callback so that the `nbatch` it gets starts at 1 instead of 0."""
-
-    def called(param: BatchEndParam) -> None:
-        number = param.nbatch + 1
-        callback(param._replace(nbatch=number, locals={**(param.locals or {}), "nbatch": number}))
-
-    return called
+def _count_from_one(callback: Any, param: BatchEndParam) -> None:
+    """Call a batch callback with an `nbatch` that starts at 1 instead of 0."""
+    number = param.nbatch + 1
+    callback(param._replace(nbatch=number, locals={**(param.locals or {}), "nbatch": number}))
 
 
 def _sized_epoch(data: Any, size: int, log_reset: Callable[[], None]) -> Iterator[Any]:

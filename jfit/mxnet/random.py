@@ -264,13 +264,12 @@ def shuffle(data: Any, out: Any = None) -> NDArray:
 
 def _sample(distribution: str, parameters: Mapping[str, Any], shape: Any, dtype: Any, ctx: Any, out: Any) -> NDArray:
     dtype_name = None if dtype is None else np.dtype(dtype).name
-    are_arrays = {is_array(v) if not isinstance(v, numbers.Number) else False for v in parameters.values()}
-    if are_arrays == {True}:
+    if all(map(is_array, parameters.values())):
         return function(f"_sample_{distribution}")(*parameters.values(), shape=sizes(shape), dtype=dtype_name, out=out)
-    if are_arrays != {False} or not all(isinstance(v, numbers.Number) for v in parameters.values()):
+    if not all(isinstance(v, numbers.Number) for v in parameters.values()):
         types = {k: type(v).__name__ for k, v in parameters.items()}
         raise ValueError(f"random.{distribution}: the parameters are {types}, expected only numbers or only NDArrays")
-    size = out.shape if out is not None and shape is None else sizes(shape) or (1,) if shape is None else sizes(shape)
+    size = sizes(shape) if shape is not None else (1,) if out is None else out.shape
     samples = function(f"_random_{distribution}")(shape=size, dtype=dtype_name, **parameters)
     if out is not None:
         out[:] = samples

@@ -31,21 +31,17 @@ REQUIRED = {
 
 
 # ------------------------------------------------------------------------------------------ elementwise, reductions
-def _one(name: str) -> Convert:
-    return lambda n: getattr(S, name)(*n.all)
+def _one(name: str, n: Node) -> Any:
+    return getattr(S, name)(*n.all)
 
 
-def _nary(stem: str) -> Convert:
+def _nary(stem: str, n: Node) -> Any:
     both, *scalars = PAIRS[stem]
-
-    def convert(n: Node) -> Any:
-        for i, name in enumerate(reversed(scalars)) if len(n.inputs) == 2 else ():
-            value = n.constant(i)
-            if value is not None and value.size == 1 and value.ndim <= n.rank(1 - i):
-                return operator(name)(n[1 - i], scalar=value.item() * 1)  # True becomes 1
-        return functools.reduce(operator(both), n.all)
-
-    return convert
+    for i, name in enumerate(reversed(scalars)) if len(n.inputs) == 2 else ():
+        value = n.constant(i)
+        if value is not None and value.size == 1 and value.ndim <= n.rank(1 - i):
+            return operator(name)(n[1 - i], scalar=value.item() * 1)  # True becomes 1
+    return functools.reduce(operator(both), n.all)
 
 
 def _where(n: Node) -> Any:
@@ -53,13 +49,10 @@ def _where(n: Node) -> Any:
     return S.where(*(S.broadcast_like(x, like) for x in n.all))
 
 
-def _reduce(name: str, before: Any = lambda x: x, after: Any = lambda x: x) -> Convert:
-    def convert(n: Node) -> Any:
-        axes, data = n.option("axes", 1) or (), before(n[0])
-        kept = not axes and n.get("noop_with_empty_axes")
-        return after(data if kept else getattr(S, name)(data, axis=tuple(axes), keepdims=bool(n.get("keepdims", 1))))
-
-    return convert
+def _reduce(name: str, n: Node, before: Any = lambda x: x, after: Any = lambda x: x) -> Any:
+    axes, data = n.option("axes", 1) or (), before(n[0])
+    kept = not axes and n.get("noop_with_empty_axes")
+    return after(data if kept else getattr(S, name)(data, axis=tuple(axes), keepdims=bool(n.get("keepdims", 1))))
 
 
 def _log_sum_exp(n: Node) -> Any:
@@ -70,18 +63,15 @@ def _log_sum_exp(n: Node) -> Any:
     return out if n.get("keepdims", 1) else S.sum(out, axis=own["axis"])
 
 
-def _arg(name: str) -> Convert:
-    return lambda n: S.Cast(getattr(S, name)(n[0], axis=n.get("axis", 0), keepdims=bool(n.get("keepdims", 1))), dtype="int64")
+def _arg(name: str, n: Node) -> Any:
+    return S.Cast(getattr(S, name)(n[0], axis=n.get("axis", 0), keepdims=bool(n.get("keepdims", 1))), dtype="int64")
 
 
-def _softmax(name: str) -> Convert:
-    def convert(n: Node) -> Any:
-        axis = n.get("axis", 1 if n.opset < 13 else -1) % n.rank()
-        if n.opset >= 13 or axis == n.rank() - 1:
-            return getattr(S, name)(n[0], axis=axis)
-        return S.reshape_like(getattr(S, name)(_matrix(n, axis), axis=-1), n[0])  # over this axis and those behind it
-
-    return convert
+def _softmax(name: str, n: Node) -> Any:
+    axis = n.get("axis", 1 if n.opset < 13 else -1) % n.rank()
+    if n.opset >= 13 or axis == n.rank() - 1:
+        return getattr(S, name)(n[0], axis=axis)
+    return S.reshape_like(getattr(S, name)(_matrix(n, axis), axis=-1), n[0])  # over this axis and those behind it
 
 
 # ------------------------------------------------------------------------------------------ shapes
@@ -303,30 +293,24 @@ def _conv_transpose(n: Node) -> Any:
     return functools.reduce(lambda x, cut: S.slice_axis(x, axis=cut[0], begin=0, end=cut[1]), cuts, out)
 
 
-def _pool(kind: str) -> Convert:
-    def convert(n: Node) -> Any:
-        kernel, full, inside = tuple(n.attrs["kernel_shape"]), bool(n.get("ceil_mode")), bool(n.get("count_include_pad"))
-        stride, dilate, begins, ends = _window(n, kernel)
-        behind = full and any(end + s > k for end, s, k in zip(ends, stride, kernel, strict=True))
-        n.need(max(dilate) == 1 and not behind, "has dilations, or ceil_mode and windows behind the data")
-        own = {"kernel": kernel, "stride": stride, "pooling_convention": "full" if full else "valid", "p_value": n.get("p", 2)}
+def _pool(kind: str, n: Node) -> Any:
+    kernel, full, inside = tuple(n.attrs["kernel_shape"]), bool(n.get("ceil_mode")), bool(n.get("count_include_pad"))
+    stride, dilate, begins, ends = _window(n, kernel)
+    behind = full and any(end + s > k for end, s, k in zip(ends, stride, kernel, strict=True))
+    n.need(max(dilate) == 1 and not behind, "has dilations, or ceil_mode and windows behind the data")
+    own = {"kernel": kernel, "stride": stride, "pooling_convention": "full" if full else "valid", "p_value": n.get("p", 2)}
 
-        def pooled(x: Any, inside: bool) -> Any:
-            x, pad = _even(S.abs(x) if kind == "lp" else x, begins, ends, -MOST if kind == "max" else 0)
-            return S.Pooling(x, **own, pad=pad, pool_type=kind, count_include_pad=inside)
+    def pooled(x: Any, inside: bool) -> Any:
+        x, pad = _even(S.abs(x) if kind == "lp" else x, begins, ends, -MOST if kind == "max" else 0)
+        return S.Pooling(x, **own, pad=pad, pool_type=kind, count_include_pad=inside)
 
-        means = kind == "avg" and not inside and begins != ends  # the zeros that the separate node pads do not count
-        return pooled(n[0], True) / pooled(S.ones_like(n[0]), True) if means else pooled(n[0], inside)
-
-    return convert
+    means = kind == "avg" and not inside and begins != ends  # the zeros that the separate node pads do not count
+    return pooled(n[0], True) / pooled(S.ones_like(n[0]), True) if means else pooled(n[0], inside)
 
 
-def _global_pool(kind: str) -> Convert:
-    def convert(n: Node) -> Any:
-        data, own = S.abs(n[0]) if kind == "lp" else n[0], {"pool_type": kind, "p_value": n.get("p", 2)}
-        return S.Pooling(data, global_pool=True, kernel=(1,) * (n.rank() - 2), **own)
-
-    return convert
+def _global_pool(kind: str, n: Node) -> Any:
+    data, own = S.abs(n[0]) if kind == "lp" else n[0], {"pool_type": kind, "p_value": n.get("p", 2)}
+    return S.Pooling(data, global_pool=True, kernel=(1,) * (n.rank() - 2), **own)
 
 
 def _resize(n: Node) -> Any:
@@ -390,16 +374,19 @@ STEMS = """
 Add=add Sub=subtract Mul=multiply Div=divide Pow=power Mod=modulo Max=maximum Min=minimum Sum=add Equal=equal Greater=greater
 GreaterOrEqual=greater_equal Less=lesser LessOrEqual=lesser_equal And=logical_and Or=logical_or Xor=logical_xor
 """
+POOLS = {"Average": "avg", "Lp": "lp", "Max": "max"}
+_of = functools.partial
 OPERATORS: dict[str, Convert] = {
-    **{theirs: _one(ours) for ours, theirs in reversed(PLAIN.items())},
-    **{name: _nary(stem) for name, stem in (pair.split("=") for pair in STEMS.split())},
-    **{f"Reduce{name}": _reduce(name.lower()) for name in ("Sum", "Mean", "Prod", "Max", "Min")},
-    "ReduceL1": _reduce("sum", S.abs), "ReduceL2": _reduce("sum", S.square, S.sqrt), "Size": _one("size_array"),
-    "ReduceLogSum": _reduce("sum", after=S.log), "ReduceLogSumExp": _log_sum_exp,
-    "ReduceSumSquare": _reduce("sum", S.square),
-    "ArgMax": _arg("argmax"), "ArgMin": _arg("argmin"), "Not": _one("logical_not"), "Softmax": _softmax("softmax"),
-    "LogSoftmax": _softmax("log_softmax"), "AveragePool": _pool("avg"), "LpPool": _pool("lp"), "MaxPool": _pool("max"),
-    "GlobalAveragePool": _global_pool("avg"), "GlobalLpPool": _global_pool("lp"), "GlobalMaxPool": _global_pool("max"),
+    **{theirs: _of(_one, ours) for ours, theirs in reversed(PLAIN.items())},
+    **{name: _of(_nary, stem) for name, stem in (pair.split("=") for pair in STEMS.split())},
+    **{f"Reduce{name}": _of(_reduce, name.lower()) for name in ("Sum", "Mean", "Prod", "Max", "Min")},
+    "ReduceL1": _of(_reduce, "sum", before=S.abs), "ReduceL2": _of(_reduce, "sum", before=S.square, after=S.sqrt),
+    "ReduceLogSum": _of(_reduce, "sum", after=S.log), "ReduceLogSumExp": _log_sum_exp,
+    "ReduceSumSquare": _of(_reduce, "sum", before=S.square), "Softmax": _of(_softmax, "softmax"),
+    "LogSoftmax": _of(_softmax, "log_softmax"), "ArgMax": _of(_arg, "argmax"), "ArgMin": _of(_arg, "argmin"),
+    "Not": _of(_one, "logical_not"), "Size": _of(_one, "size_array"),
+    **{f"{name}Pool": _of(_pool, kind) for name, kind in POOLS.items()},
+    **{f"Global{name}Pool": _of(_global_pool, kind) for name, kind in POOLS.items()},
     "Conv": _conv, "ConvTranspose": _conv_transpose, "ConstantOfShape": _filled, "DepthToSpace": _depth_to_space,
     "Expand": _expand, "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "Gemm": _gemm,
     "GRU": _recurrent, "LSTM": _recurrent, "RNN": _recurrent, "LayerNormalization": _layer_norm, "Pad": _pad, "Range": _range,

@@ -26,7 +26,7 @@ import numpy as np
 
 from jfit.graph.nodes import Entry, Node, replace_nodes, topological
 from jfit.mxnet.context import Context, cpu
-from jfit.mxnet.errors import MXNetError
+from jfit.mxnet.errors import MXNetError, as_list
 from jfit.mxnet.gluon.hybrid import HybridBlock, SymbolBlock
 from jfit.mxnet.io.arrays import DataBatch, DataDesc, DataIter
 from jfit.mxnet.ndarray import zeros
@@ -501,8 +501,7 @@ def quantize_net_v2(
 
 
 def _arrays(batch: Any) -> list[Any]:
-    batch = batch.data if isinstance(batch, DataBatch) else batch
-    return list(batch) if isinstance(batch, (list, tuple)) else [batch]
+    return as_list(batch.data if isinstance(batch, DataBatch) else batch)
 
 
 def quantize_net(network: HybridBlock, *args: Any, **options: Any) -> SymbolBlock:

@@ -116,9 +116,6 @@ class _TokenEmbedding(Vocabulary):
         idx_to_vec: NDArray (tokens, vec_len).
     """
 
-    vec_len: int
-    idx_to_vec: NDArray
-
     def _load(
         self, path: str | os.PathLike[str], delimiter: str, unknown: Callable[..., Any] | None, encoding: str, vocabulary: Any
     ) -> None:

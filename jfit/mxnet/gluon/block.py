@@ -6,7 +6,6 @@ import os
 import re
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
@@ -26,7 +25,7 @@ class _BlockScope:
     """The `with` block of `Block.name_scope()`: it gives the blocks created in it their prefixes and shared parameters."""
 
     def __init__(self, block: Block) -> None:
-        self._block, self._counts = block, Counter[str]()
+        self._block, self._names = block, NameManager()
         self._entered: list[tuple[Any, Any]] = []  # (scope outside, the Prefix of this scope)
 
     @staticmethod
@@ -34,16 +33,13 @@ class _BlockScope:
         """Return prefix and parameters of a new block; the default prefix is `<hint><number>_`."""
         scope: Any = getattr(_local, "scope", None)
         if prefix is None:
-            prefix = f"{NameManager.current().get(None, hint) if scope is None else scope._next(hint)}_"
+            names = NameManager.current() if scope is None else scope._names
+            prefix = f"{names.get(None, hint)}_"
         full = prefix if scope is None else scope._block.prefix + prefix
         if params is not None:
             return full, ParameterDict(params.prefix, params)
         outer = scope and scope._block.params
         return full, ParameterDict(full) if outer is None else ParameterDict(outer.prefix + prefix, outer._shared)
-
-    def _next(self, hint: str) -> str:
-        self._counts[hint] += 1
-        return f"{hint}{self._counts[hint] - 1}"
 
     def __enter__(self) -> _BlockScope:
         if not self._block._empty_prefix:

@@ -219,7 +219,6 @@ class KVStore(KVStoreBase):
         Raises:
             MXNetError: a key was not initialized, or a value has another shape than the stored one.
         """
-        del priority
         gathered: dict[Any, list[Any]] = {}
         pairs = self._pairs(key, value, must_exist=True)
         dense = {k for k, values in pairs if any(getattr(v, "stype", "default") != "row_sparse" for v in values)}
@@ -263,7 +262,6 @@ class KVStore(KVStoreBase):
         Raises:
             MXNetError: a key was not initialized.
         """
-        del priority, ignore_sparse
         if out is None:
             values = [self.arrays.wrap(private_copy(self._stored[k].value)) for k, _ in self._pairs(key, key, must_exist=True)]
             return values if isinstance(key, (list, tuple)) else values[0]

@@ -63,18 +63,13 @@ def device_put_all(values: Sequence[Any], places: Sequence[Any]) -> list[Any]:
     """
     out = list(values)
     single, groups = _routes(out, places)
-    packs: dict[Any, Any] = {}  # the same arrays may be copied to several devices: pack them once
-    sources, targets = [], []
-    for group in groups:
-        key = tuple(id(out[i]) for i in group)
-        if key not in packs:
-            packs[key] = _packed([out[i] for i in group])
-        sources.append(packs[key])
-        targets.append(places[group[0]])
-    for i in single:
-        # a CPU device may share memory with a NumPy array, and the caller may write to that
-        sources.append(np.array(out[i]) if isinstance(out[i], np.ndarray) else out[i])
-        targets.append(places[i])
+    keys = [tuple(id(out[i]) for i in group) for group in groups]
+    # the same arrays may be copied to several devices: pack them once
+    packs = {key: _packed([out[i] for i in group]) for key, group in dict(zip(keys, groups, strict=True)).items()}
+    # a CPU device may share memory with a NumPy array, and the caller may write to that
+    alone = [np.array(out[i]) if isinstance(out[i], np.ndarray) else out[i] for i in single]
+    sources = [*(packs[key] for key in keys), *alone]
+    targets = [places[i] for i in (*(group[0] for group in groups), *single)]
     copies = jax.device_put(sources, targets) if sources else []
     for group, pack in zip(groups, copies, strict=False):
         for i, value in zip(group, _unpacked(pack, tuple(out[i].shape for i in group)), strict=True):

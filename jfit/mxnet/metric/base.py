@@ -164,7 +164,7 @@ class EvalMetric:
             weights: row weights (rows,) for all outputs, a list of such arrays (one per output), or None: all 1.  Rows of
                 weight 0 (padding) are excluded.
         """
-        labels, outputs = _listed(labels), _listed(outputs)
+        labels, outputs = listed(labels), listed(outputs)
         _fold(self._picks(_places(range(len(labels))), _places(range(len(outputs))), False), labels, outputs, weights)
 
     def fold_dict(self, label: Mapping[str, Any], pred: Mapping[str, Any], weights: Any = None) -> None:
@@ -281,13 +281,14 @@ def _select(metric: EvalMetric, what: str, names: Any, places: Mapping[Any, int]
     return tuple(places[name] for name in names)
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """Return a list or tuple as a list, None as an empty list, and everything else as a list of one."""
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def named(name: Any, value: Any) -> list[tuple[str, Any]]:
     """Return a list of (name, value) pairs, from one name and value or from a list of names and a list of values."""
-    return list(zip(_listed(name), _listed(value), strict=True))
+    return list(zip(listed(name), listed(value), strict=True))
 
 
 def _mean(total: Any, count: Any) -> Any:

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from jfit.mxnet import metric as metrics
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.callback import BatchEndParam, scalars
 from jfit.mxnet.logs import of_worker
+from jfit.mxnet.metric.base import listed
 from jfit.mxnet.module.binding import wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.mutable import as_array
@@ -93,10 +94,7 @@ class BaseModule:
         self._looking = True  # whether fit looks for invalid data: in its first epoch, up to the first warning
 
     # -------------------------------------------------------------------------------- defined by subclasses
-    @property
-    def symbol(self) -> Any:
-        """The network, a Symbol."""
-        return self._symbol
+    symbol = attribute("_symbol", "The network, a Symbol.")
 
     def _not_implemented(self, name: str) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not define {name}(), which every module needs")
@@ -564,13 +562,6 @@ class BaseModule:
             FormatError: the file is damaged, or has names that begin with neither `arg:` nor `aux:`.
         """
         self.set_params(*files.read_params(fname))
-
-
-def listed(callbacks: Callbacks) -> list[Callable[..., None]]:
-    """Convert one callback, a list of callbacks, or None to a list."""
-    if callbacks is None:
-        return []
-    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
 def call(callbacks: Callbacks, param: BatchEndParam) -> None:

@@ -54,11 +54,6 @@ class Binding:
         states: arrays of the state inputs by name, which persist from batch to batch.
     """
 
-    model: Model
-    replicas: Replicas | None
-    rows: int
-    counts: list[int]
-
     def __init__(
         self, symbol: Symbol, names: Sequence[Any], context: Any, workloads: Any, divide: Divide, logger: Any, group2ctxs: Any
     ) -> None:
@@ -317,10 +312,7 @@ def python_slices(rows: int, workloads: Sequence[float]) -> list[int]:
     """
     counts = [round(w * rows / sum(workloads)) for w in workloads]
     counts[-1] += max(rows - sum(counts), 0)
-    return _checked(np.diff(np.minimum(np.cumsum(counts), rows), prepend=0).tolist(), rows)
-
-
-def _checked(counts: list[int], rows: int) -> list[int]:
+    counts = np.diff(np.minimum(np.cumsum(counts), rows), prepend=0).tolist()
     if min(counts) < 1:
         raise ValueError(f"Too many slices. Some splits are empty: {rows} rows on {len(counts)} devices are {counts}")
     return counts

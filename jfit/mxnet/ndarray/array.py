@@ -130,7 +130,7 @@ class NDArray(MutableArray):
         return (self[i] for i in range(len(self)))
 
     def __reduce__(self):
-        return NDArray, (self.asnumpy(),)
+        return self._kind, (self.asnumpy(),)
 
     def __copy__(self) -> NDArray:
         return self.copy()
@@ -246,8 +246,8 @@ class NDArray(MutableArray):
     def __getitem__(self, key: Any) -> NDArray:
         """Integers and slices of contiguous entries return views; other indices return copies.  One entry has shape (1,)."""
         key = self._indices(key)
-        recorded, basic = is_recording(self), _is_basic(key)
         parts = key if isinstance(key, tuple) else (key,)
+        recorded, basic = is_recording(self), _is_basic(parts)
         if not recorded and not (basic and _is_contiguous(parts, self.shape)):
             return self._kind(self.value[key])
         ints = sum(isinstance(p, (int, np.integer)) for p in parts)
@@ -277,8 +277,9 @@ class NDArray(MutableArray):
 
     def _indices(self, key: Any) -> Any:
         """Check an index, and move index arrays to the device of this array, as MXNet's CPU devices share their memory."""
-        key = _in_range(_key(key), self.shape)
+        key = _key(key)
         parts = key if isinstance(key, tuple) else (key,)
+        _check_range(parts, self.shape)
         if not any(isinstance(p, jax.Array) and not is_tracer(p) and p.committed for p in parts):
             return key
         home = as_array(self).sharding if isinstance(as_array(self), jax.Array) else None
@@ -594,9 +595,8 @@ def _key(key: Any) -> Any:
     return key
 
 
-def _in_range(key: Any, shape: tuple[int, ...]) -> Any:
-    """Return the index unchanged if it is in range (JAX would clamp it silently), otherwise raise IndexError."""
-    parts = key if isinstance(key, tuple) else (key,)
+def _check_range(parts: tuple[Any, ...], shape: tuple[int, ...]) -> None:
+    """Raise IndexError if an index is out of range: JAX would clamp it silently."""
     axis, spare = 0, len(shape) - sum(p is not None and p is not Ellipsis for p in parts)
     if spare < 0:
         raise IndexError(f"too many indices: {len(parts)} for an array of shape {shape}")
@@ -607,7 +607,6 @@ def _in_range(key: Any, shape: tuple[int, ...]) -> Any:
             if isinstance(part, (int, np.integer)) and not -shape[axis] <= part < shape[axis]:
                 raise IndexError(f"index {part} is out of bounds for axis {axis} with size {shape[axis]}")
             axis += 1
-    return key
 
 
 def _is_contiguous(parts: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
@@ -624,8 +623,7 @@ def _is_contiguous(parts: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
     return all(r.step == 1 if i == first else r == range(shape[i]) for i, r in enumerate(ranges) if i >= first)
 
 
-def _is_basic(key: Any) -> bool:
-    parts = key if isinstance(key, tuple) else (key,)
+def _is_basic(parts: tuple[Any, ...]) -> bool:
     return all(p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) for p in parts)
 
 

@@ -437,10 +437,8 @@ def save(fname: str | os.PathLike[str], data: Any) -> None:
     wrong += [name for name in names if not isinstance(name, str)]
     if wrong:
         raise TypeError(f"save needs an NDArray, a list of them or a dict of them by name, found {wrong[0]!r}")
-    if isinstance(data, Mapping):
-        mxnet_arrays.save_arrays(fname, {k: to_record(v) for k, v in data.items()})
-    else:
-        mxnet_arrays.save_arrays(fname, [to_record(v) for v in values])
+    records = [to_record(v) for v in values]
+    mxnet_arrays.save_arrays(fname, dict(zip(names, records, strict=True)) if isinstance(data, Mapping) else records)
 
 
 def load(fname: str | os.PathLike[str]) -> Any:

@@ -175,9 +175,6 @@ class ndarray(NDArray):
             raise TypeError("len() of an array of shape ()")
         return self.shape[0]
 
-    def __reduce__(self):
-        return ndarray, (self.asnumpy(),)
-
     def item(self, *args: Any) -> Any:
         """Return one value as a Python number: that at a flat index or at a tuple of indices, or that of an array of size 1."""
         return self.asnumpy().item(*args)

@@ -49,14 +49,6 @@ _WITHOUT_DTYPE: dict[str, Any] = dict.fromkeys(
 )
 
 
-def _draw(sampler: Callable[..., Any], parameters: Any, shape: tuple[int, ...], dtype: Any, ctx: Any, out: Any) -> Any:
-    arrays = [p if hasattr(p, "shape") else np.float32(p) for p in parameters]
-    key = jax.random.key_data(keys.next_key())
-    dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype or np.float32))
-    samples = call(_sample, [key, *arrays], {"sampler": sampler, "shape": shape, "dtype": dtype}, ndarray)
-    return write(out, samples if ctx is None else samples.as_in_ctx(ctx))
-
-
 def _sample(key: Any, *parameters: Any, sampler: Callable[..., Any], shape: tuple[int, ...], dtype: Any) -> Any:
     with jax.numpy_rank_promotion("allow"):
         return sampler(jax.random.wrap_key_data(key), shape, *parameters).astype(dtype)
@@ -81,7 +73,11 @@ def __getattr__(name: str) -> Callable[..., Any]:
         dtype, ctx, out = (bound.arguments[n] for n in ("dtype", "ctx", "out"))
         event = np.broadcast_shapes(*map(np.shape, parameters))
         shape = event if size is None else legacy.sizes(size) + (event if name in _OTHERS else ())
-        return _draw(sampler, parameters, shape, dtype, ctx, out)
+        arrays = [p if hasattr(p, "shape") else np.float32(p) for p in parameters]
+        key = jax.random.key_data(keys.next_key())
+        dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype or np.float32))
+        samples = call(_sample, [key, *arrays], {"sampler": sampler, "shape": shape, "dtype": dtype}, ndarray)
+        return write(out, samples if ctx is None else samples.as_in_ctx(ctx))
 
     draw.__name__, draw.__signature__ = name, signature  # type: ignore[attr-defined]
     draw.__doc__ = f"Sample from the {_OTHERS.get(name, name)} distribution, as `numpy.random` does, in float32 by default."

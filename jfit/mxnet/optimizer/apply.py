@@ -337,11 +337,8 @@ def check_arrays(path: saved.Path, states: Mapping[Any, Any]) -> None:
 
 def map_state(function: Callable[[Any], Any], nested: Any) -> Any:
     """Apply a function to every array of a nested state, as `jax.tree.map` does, with sparse arrays as leaves."""
-    return jax.tree.map(function, nested, is_leaf=_is_leaf)
-
-
-def _is_leaf(part: Any) -> bool:
-    return hasattr(part, "todense") or isinstance(part, dict)  # a dict is not a state: it comes from a damaged file
+    # a dict is not a state: it comes from a damaged file
+    return jax.tree.map(function, nested, is_leaf=lambda part: hasattr(part, "todense") or isinstance(part, dict))
 
 
 def upcast(value: Any) -> Any:

@@ -138,10 +138,7 @@ class Optimizer:
         self.clip_gradient = clip_gradient
         self.multi_precision = multi_precision
         self.begin_num_update = begin_num_update
-        self.num_update = begin_num_update
-        self._all_index_update_counts: dict[int, dict[Any, int]] = {0: {}}
-        self._index_update_count = self._all_index_update_counts[0]
-        self._counts_before: dict[Any, int] = {}
+        self.set_counts({})
         self.idx2name: dict[Any, str] = dict(names)
         self.param_dict: dict[Any, Any] = dict(param_dict or {})
         self.sym_info: tuple[Any, ...] = () if sym is None else (sym.attr_dict(), sym.list_arguments())
@@ -366,7 +363,7 @@ class Optimizer:
     def set_counts(self, counts: Mapping[Any, int], num_update: int | None = None) -> None:
         """Set the update counts of every device to `counts`; `num_update` defaults to the largest of them."""
         self._counts_before = {index: int(done) for index, done in counts.items()}
-        self._all_index_update_counts = {0: {}}
+        self._all_index_update_counts: dict[int, dict[Any, int]] = {0: {}}
         self._index_update_count = self._all_index_update_counts[0]
         largest = max(self._counts_before.values(), default=self.begin_num_update)
         self.num_update = largest if num_update is None else int(num_update)

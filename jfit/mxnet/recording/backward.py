@@ -18,6 +18,7 @@ _NOT_RECORDED = (
     "Cannot differentiate node because it is not in a computational graph: the array was not computed from variables inside "
     "autograd.record(), or its gradient was computed before; pass retain_graph=True to compute it again"
 )
+_CANNOT = "Cannot differentiate with respect to the {}-th variable because it"
 
 
 def backward(heads: Sequence[Any], head_gradients: Sequence[Any] | None = None, retain_graph: bool = False) -> None:
@@ -256,17 +257,12 @@ def gradients_of(
     Raises:
         MXNetError: an array is not a variable, or the heads do not depend on it.
     """
-    for i, variable in enumerate(variables):
+    for i, variable in enumerate(variables, 1):
         if variable._grad_req is None:
-            raise MXNetError(
-                f"Cannot differentiate with respect to the {i + 1}-th variable because it does not require gradient; call its "
-                "attach_grad() before record()"
-            )
+            raise MXNetError(f"{_CANNOT.format(i)} does not require gradient; call its attach_grad() before record()")
     pass_ = _Pass(heads, head_gradients, kind)
     pass_.run(retain_graph)
-    for i, variable in enumerate(variables):
+    for i, variable in enumerate(variables, 1):
         if id(variable) not in pass_.gradients:
-            raise MXNetError(
-                f"Cannot differentiate with respect to the {i + 1}-th variable because it is unreachable from the outputs"
-            )
+            raise MXNetError(f"{_CANNOT.format(i)} is unreachable from the outputs")
     return [pass_.gradients[id(v)][1] for v in variables]

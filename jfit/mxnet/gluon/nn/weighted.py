@@ -18,8 +18,6 @@ def activation_named(name: str | None) -> Activation | None:
 class Weighted(HybridBlock):
     """y = f(operator(x, W, b)): the part that `Dense` and the convolutions share."""
 
-    weight: Any
-    bias: Any
     act: Any
     _op_name: str
     _kwargs: dict[str, Any]
