@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from jfit.ops.attributes import REQUIRED, Attrs, flag, integer, maybe_choice, several, shape
 from jfit.ops.context import Ctx
-from jfit.ops.conv_forms import Window, convolve, folds, pad_apart, runs_in_forms, varying_alike
+from jfit.ops.conv_forms import Window, conv, convolve, folds, runs_in_forms, varying_alike
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, fill_unknown, per_axis, shared_batch_rows
 
@@ -112,25 +112,9 @@ def _convolve(data: Array, weight: Array, layout: str, window: Window, groups: i
     last = layout[-1] == "C"
     sizes, kernel = data.shape[1:-1] if last else data.shape[2:], weight.shape[2:]
     if plain or not (runs_in_forms(data) or folds(sizes, kernel, window)):
-        return _by_definition(data, weight, layout, window, groups)
+        return conv(data, _kernel_last(weight) if last else weight, window, groups, last)
     out = convolve(data if last else jnp.moveaxis(data, 1, -1), _kernel_last(weight), window, groups)
     return out if last else jnp.moveaxis(out, -1, 1)
-
-
-def _by_definition(data: Array, weight: Array, layout: str, window: Window, groups: int) -> Array:
-    """Compute `lax.conv_general_dilated`; arguments as for `_convolve`."""
-    last = layout[-1] == "C"
-    axes = layout.strip("NC")
-    data, window = pad_apart(data, weight.shape[2:], window, 1 if last else 2)
-    return lax.conv_general_dilated(
-        data,
-        _kernel_last(weight) if last else weight,
-        window.stride,
-        window.pads,
-        rhs_dilation=window.dilate,
-        dimension_numbers=(layout, axes + "IO" if last else "OI" + axes, layout),
-        feature_group_count=groups,
-    )
 
 
 def _kernel_last(weight: Array) -> Array:
