@@ -122,6 +122,22 @@ def module_of(package: ModuleType, name: str) -> ModuleType | None:
     return importlib.import_module(path)
 
 
+def optional(name: str, problem: str) -> Any:
+    """Import and return a module of an optional package.
+
+    Raises:
+        ImportError: it is not installed; `problem` is the message, which has the command that installs it.
+
+    Example:
+        >>> optional("math", "needs math").sqrt(4.0)
+        2.0
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(problem) from error
+
+
 def _module_names(package: ModuleType) -> list[str]:
     """Names of the modules in the folder of a package."""
     names = [module.name for module in pkgutil.iter_modules(getattr(package, "__path__", ()))]

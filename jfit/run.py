@@ -33,8 +33,7 @@ from jfit.feed.batches import Settings, settings_of
 from jfit.feed.train_data import data_meta, restore_data
 from jfit.forks import check_not_forked
 from jfit.graph import Symbol, load_json
-from jfit.history.display import run_html
-from jfit.history.plots import TIMES
+from jfit.history.display import last_values, run_html
 from jfit.history.table import History, from_json_value, to_json_value
 from jfit.loop.dispatch import dispatcher_of, reported_lr
 from jfit.loop.loop import Loop
@@ -766,8 +765,7 @@ class Run:
         return result
 
     def __repr__(self) -> str:
-        last = self.history.epochs[-1] if self.history.epochs else {}
-        logs = ", ".join(f"{k} {v:.4g}" for k, v in last.items() if isinstance(v, float) and k not in TIMES)
+        logs = last_values(self.history)
         return f"<Run: {len(self.history)} epochs, {count_parameters(self.state.params):,} parameters{logs and ', ' + logs}>"
 
     def _repr_html_(self) -> str:

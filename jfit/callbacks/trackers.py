@@ -1,6 +1,5 @@
 """Callbacks that send the values of a run to experiment trackers: TensorBoard, Weights & Biases, MLflow."""
 
-import importlib
 import os
 import re
 import sys
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jfit.callbacks.base import Callback, Event, as_callback, scalars
 from jfit.history.display import hyperparameters
+from jfit.lazy import optional
 
 
 def tensorboard(directory: str | os.PathLike[str], *, every: int | None = None) -> Callback:
@@ -177,7 +177,4 @@ def _settings(event: Event) -> dict[str, Any]:
 
 
 def _package(name: str, callback: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"callbacks.{callback} needs the package {name}: pip install {name}") from error
+    return optional(name, f"callbacks.{callback} needs the package {name}: pip install {name}")

@@ -102,8 +102,7 @@ def save(
         >>> save(folder, {"step": np.int32(7), "params": {"w": np.ones(3)}}).name
         'step-00000007'
     """
-    options: Any = {"meta": meta, "keep": keep, "step": step, "protect": protect, "extra": extra, "split": split}
-    return write(prepare(directory, state, **options))
+    return write(prepare(directory, state, meta=meta, keep=keep, step=step, protect=protect, extra=extra, split=split))
 
 
 def prepare(

@@ -15,6 +15,7 @@ from jax.sharding import SingleDeviceSharding
 
 from jfit.checkpoints.saved import ARRAYS, REMEDY
 from jfit.formats.atomic import FormatError
+from jfit.lazy import optional
 
 
 def orbax() -> Any:
@@ -23,11 +24,8 @@ def orbax() -> Any:
     Raises:
         ImportError: it is not installed.
     """
-    try:
-        import orbax.checkpoint as package
-    except ImportError as error:
-        raise ImportError("split arrays of checkpoints need orbax-checkpoint; run pip install 'jfit[sharded]'") from error
-    return package
+    problem = "split arrays of checkpoints need orbax-checkpoint; run pip install 'jfit[sharded]'"
+    return optional("orbax.checkpoint", problem)
 
 
 def split_arrays(leaves: Mapping[str, Any]) -> dict[str, jax.Array]:

@@ -6,7 +6,6 @@ number of rows is represented as times * rows + plus (`Size`). The package onnx 
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from jfit.export.source import ExportError, Source, batch_rows, check_parameters
 from jfit.formats import atomic_write
 from jfit.graph.nodes import Entry as Output
 from jfit.graph.nodes import Node, topological
+from jfit.lazy import optional
 from jfit.lowering.build import evaluated_nodes
 from jfit.lowering.interpret import InputNames, make_apply
 
@@ -299,10 +299,8 @@ def _assembled(plan: _Plan, converted: Graph, outputs: list[tuple[str, Entry]], 
     size = sum(v.nbytes for v in converted.constants.values())
     if size > MOST_BYTES:
         raise ExportError(f"the parameters have {size:,} bytes, the limit of ONNX is {MOST_BYTES:,}; cast them to float16")
-    try:
-        helper, numpy_helper = (importlib.import_module(f"onnx.{part}") for part in ("helper", "numpy_helper"))
-    except ImportError as error:
-        raise ImportError("jfit.export.onnx requires the package onnx; pip install 'jfit[export]'") from error
+    problem = "jfit.export.onnx requires the package onnx; pip install 'jfit[export]'"
+    helper, numpy_helper = (optional(f"onnx.{part}", problem) for part in ("helper", "numpy_helper"))
 
     def value_info(tensor: str, entry: Entry) -> Any:
         return helper.make_tensor_value_info(tensor, TYPES[entry.dtype.name], _named_sizes(entry.shape, batch))

@@ -6,7 +6,6 @@ File format: b"JFITPROG", length of the header (8 bytes, little endian), header 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from jfit.distributed import is_main
 from jfit.export.source import ExportError, Source, batch_rows, check_parameters, shapes, source_of, specs_with
 from jfit.formats import FormatError, atomic_write
 from jfit.formats.atomic import read_file
+from jfit.lazy import optional
 from jfit.lowering.model import flatten_names, named
 from jfit.platforms import exported_for
 from jfit.step import train_step
@@ -252,10 +252,7 @@ def stablehlo(
 
 def _check_flatbuffers() -> None:
     """Raise ImportError if the package flatbuffers is missing, which jax.export needs but JAX does not depend on."""
-    try:
-        importlib.import_module("flatbuffers")
-    except ImportError as error:
-        raise ImportError("StableHLO programs require the package flatbuffers; pip install 'jfit[export]'") from error
+    optional("flatbuffers", "StableHLO programs require the package flatbuffers; pip install 'jfit[export]'")
 
 
 def _forward(source: Source, inputs: Any, bake: bool) -> tuple[str, Callable[..., Any], tuple[Any, ...]]:

@@ -77,7 +77,9 @@ class HostBatches:
         self._unit = micro_batches * (devices if isinstance(data, ArrayData) else self._slices)
         self.weighted = False  # whether a batch of a stream had row weights
         self._largest = batch_size if isinstance(data, ArrayData) else 0  # number of rows to which batches are padded
-        self._labels = BatchLabels(model) if self._checks_labels() else None
+        # `fit` has checked all rows of arrays in memory; others, and those of predictions (`weights`), are checked by batch
+        checked = isinstance(data, ArrayData) and not data.mapped and weights is None
+        self._labels = BatchLabels(model) if weights is not False and not checked else None
         self._thread: threading.Thread | None = None  # that of the last `read`
         self.busy: Callable[[], bool] | None = None  # whether the devices still compute, see `Patience`
         self._position = (0, 0)  # epoch and number of the batch that is prepared next
@@ -85,11 +87,6 @@ class HostBatches:
         self._lookups: tuple[Lookup, ...] = ()  # inputs of predictions that are row indices of tables
         self.sizes = BatchSizes() if sizes is None else sizes
         self._changes: list[tuple[tuple[int, int], BatchSizes]] = []  # (position, sizes) after a batch that changed `sizes`
-
-    def _checks_labels(self) -> bool:
-        # `fit` has checked all rows of arrays in memory; others, and those of predictions (`weights`), are checked by batch
-        checked = isinstance(self.data, ArrayData) and not self.data.mapped and self.weights is None
-        return self.weights is not False and not checked
 
     def read(
         self, epoch: int = 0, start: int = 0, *, in_order: bool = False, ahead: int = 2, most: int | None = None

@@ -241,14 +241,10 @@ _STEPS: dict[str, Callable[[Machine, Any], Any]] = {
     "REDUCE": lambda m, a: m.call(m.pop()),
     "NEWOBJ": lambda m, a: m.call(m.pop()),
     "BUILD": lambda m, a: m.build(m.pop()),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), Machine.remember),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), Machine.recall),
+    **dict.fromkeys(("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"), Machine.push),
+    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), Machine.push),
+    **dict.fromkeys(("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), Machine.push),
+    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"), Machine.push),
 }
-for _name in ("PUT", "BINPUT", "LONG_BINPUT"):
-    _STEPS[_name] = Machine.remember
-for _name in ("GET", "BINGET", "LONG_BINGET"):
-    _STEPS[_name] = Machine.recall
-for _name in (
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
-):
-    _STEPS[_name] = Machine.push

@@ -111,7 +111,8 @@ def count_known(graph: Graph, known: Mapping[Any, Any], types: Mapping[Any, Any]
             if all(s is not None and 0 not in s for s in ins):
                 dtypes = tuple(np.dtype(types.get((id(e.node), e.index)) or np.float32).name for e in node.inputs)
                 cost = _cost(node.op, _with_inferred_shape(node, known), tuple(s for s in ins if s is not None), dtypes)
-            result[id(node)] = Count(_parameter_size(node, known, params), cost.macs, cost.flops)
+            own = [s for s, e in zip(ins, node.inputs, strict=True) if s and id(e.node) in params]
+            result[id(node)] = Count(sum(map(math.prod, own)), cost.macs, cost.flops)
     return result
 
 
@@ -119,11 +120,6 @@ def total_of(graph: Graph, known: Mapping[Any, Any], counted: Mapping[int, Count
     """Sum the `Count`s that `count_known` returned for a graph; each parameter is counted once.  `known`: inferred shapes."""
     parameters = sum(math.prod(known.get((i, 0)) or (0,)) for i in parameter_nodes(graph.nodes()))
     return Count(parameters, sum(c.macs for c in counted.values()), sum(c.flops for c in counted.values()))
-
-
-def _parameter_size(node: Node, known: Mapping[Any, Any], params: set[int]) -> int:
-    shapes = [known.get((id(e.node), e.index)) for e in node.inputs if id(e.node) in params]
-    return sum(math.prod(s) for s in shapes if s)
 
 
 def _with_inferred_shape(node: Node, known: Mapping[Any, Any]) -> Attrs:

@@ -14,6 +14,7 @@ from typing import Any
 from jfit.graph.costs import Count, count_known, parameter_nodes, total_of
 from jfit.graph.infer import infer
 from jfit.graph.nodes import Entry, Graph, Node, aux_nodes
+from jfit.lazy import optional
 
 CAPTION_ATTRS = ("kernel", "stride", "num_filter", "num_hidden", "act_type", "pool_type", "p")
 COLUMNS = ("node", "operator", "output shape", "parameters", "MACs", "FLOPs", "inputs")
@@ -141,11 +142,7 @@ def package() -> Any:
     Raises:
         ImportError: it is not installed; the message has the command that installs it.
     """
-    try:
-        import graphviz as gv
-    except ImportError as error:
-        raise ImportError("drawing graphs needs the graphviz package: pip install 'jfit[demo]'") from error
-    return gv
+    return optional("graphviz", "drawing graphs needs the graphviz package: pip install 'jfit[demo]'")
 
 
 def listing(graph: Graph) -> str:

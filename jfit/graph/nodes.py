@@ -468,11 +468,7 @@ class Graph(_Immutable):
 
 
 def _with_short_keys(attrs: Mapping[str, str]) -> dict[str, str]:
-    both = dict(attrs)
-    for key in HIDDEN_KEYS:
-        if f"__{key}__" in attrs:
-            both[key] = attrs[f"__{key}__"]
-    return both
+    return {**attrs, **{key: attrs[f"__{key}__"] for key in HIDDEN_KEYS if f"__{key}__" in attrs}}
 
 
 G = TypeVar("G", bound=Graph)

@@ -71,12 +71,16 @@ def best_epoch(history: Any) -> tuple[int, str] | None:
     return None
 
 
+def last_values(history: Any) -> str:
+    """Return loss, metrics and learning rate of the last epoch as text; "" before the first."""
+    last = history.epochs[-1] if history.epochs else {}
+    return ", ".join(f"{name} {value:.4g}" for name, value in last.items() if isinstance(value, float) and name not in TIMES)
+
+
 def run_html(run: Any) -> str:
     """Return a run as HTML: a table of its settings and results, and the table of its epochs."""
     best = best_epoch(run.history)
-    last = run.history.epochs[-1] if run.history.epochs else {}
-    values = ", ".join(f"{name} {value:.4g}" for name, value in last.items() if isinstance(value, float) and name not in TIMES)
-    rows = [*hyperparameters(run).items(), ("last epoch", values), ("best epoch", best[1] if best else "")]
+    rows = [*hyperparameters(run).items(), ("last epoch", last_values(run.history)), ("best epoch", best[1] if best else "")]
     rows += [("metric", run.settings.metric_choice), ("stopped", run.stop_reason or "")]
     pairs = [(name.replace("_", " "), _number(value)) for name, value in rows if value != ""]
     epochs = run.history._repr_html_() if len(run.history) else ""

@@ -13,6 +13,7 @@ from jfit.formats.atomic import atomic_write
 from jfit.graph.html import table
 from jfit.history.display import best_epoch
 from jfit.history.plots import draw
+from jfit.lazy import optional
 
 # Order of the first columns; metrics follow in the order in which they were first logged, then validation values.
 _LEADING = ("epoch", "batch", "step", "time", "compile_time", "data_time", "samples_per_second", "lr", "loss")
@@ -314,10 +315,7 @@ class History:
         Raises:
             ImportError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("history: to_frame needs pandas; install it (pip install pandas) or use to_csv") from error
+        pandas = optional("pandas", "history: to_frame needs pandas; install it (pip install pandas) or use to_csv")
         return pandas.DataFrame(self._rows(table), columns=self.columns(table))
 
     def plot(self, path: str | Path | None = None, axes: Any = None) -> Any:

@@ -373,8 +373,7 @@ def register(*aliases: str) -> Callable[[_Class], _Class]:
     """
 
     def enter(cls: _Class) -> _Class:
-        for name in (cls.__name__.lower(), *aliases):
-            REGISTRY[name] = cls
+        REGISTRY.update(dict.fromkeys((cls.__name__.lower(), *aliases), cls))
         return cls
 
     return enter

@@ -141,15 +141,8 @@ def _program(kind: type, under: tuple[Any, ...]) -> Any:
     from jax.extend.random import define_prng_impl  # takes 20 ms, which `import jfit` does not have to wait for
 
     # A generator whose key is the whole table of rows: jax.random converts its bits to floats as it does for threefry.
-    generator = define_prng_impl(
-        key_shape=(ROWS, 4),
-        seed=_unsupported,
-        split=_unsupported,
-        random_bits=_row_bits,
-        fold_in=_unsupported,
-        name="jfit_rows",
-        tag="rows",
-    )
+    others = dict.fromkeys(("seed", "split", "fold_in"), _unsupported)
+    generator = define_prng_impl(key_shape=(ROWS, 4), random_bits=_row_bits, name="jfit_rows", tag="rows", **others)
 
     def initial_values(rows: Array, scales: Array) -> Array:
         counters.count_trace("initial_values")

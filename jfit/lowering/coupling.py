@@ -104,16 +104,16 @@ def rows_are_independent(run: Callable[..., tuple[Any, Any]], inputs: Inputs) ->
     size = next(iter(arrays.values())).shape[0]
     if size < 2 or any(x.shape[:1] != (size,) for x in arrays.values()):
         return False
-    before = _read(run(arrays))
+    before = counters.read(run(arrays))  # sync: once, before the first step
     for row in sorted({size * k // TESTED_ROWS for k in range(TESTED_ROWS)} | {size - 1}):
         others = np.arange(size) != row
         for changed in _replacements(arrays, row):
-            after = _read(run(changed))
+            after = counters.read(run(changed))  # sync: once, before the first step
             if not _equal(before, after, lambda x, others=others: x[others]):
                 return False
     half = (size + 1) // 2
     try:
-        part = _read(run({k: v[:half] for k, v in arrays.items()}))
+        part = counters.read(run({k: v[:half] for k, v in arrays.items()}))  # sync: once, before the first step
     except Exception:  # the function is written for one number of rows
         return False
     return _close(before, part, half)
@@ -131,10 +131,6 @@ def _replacements(arrays: dict[str, np.ndarray], row: int) -> list[dict[str, np.
             array[row] = arrays[name][other] * scale + 1 if floating else arrays[name][other]
         copies.append(copy)
     return copies
-
-
-def _read(results: Any) -> Any:
-    return counters.read(results)  # sync: once, before the first step
 
 
 def _equal(before: Any, after: Any, select: Callable[[Any], Any]) -> bool:

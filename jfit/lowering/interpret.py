@@ -161,19 +161,8 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         shapes = _shapes(variables, uncast)
         attributes = attributes_with_shapes(open_shapes, graph, shapes, size) if stage is None else stage.attributes
         new_aux = dict(aux)
-        base = Ctx(
-            train,
-            None,
-            weight,
-            (),
-            row_ids,
-            axis_name,
-            "",
-            False,
-            sync_batch_stats,
-            micro_batch=micro_batch,
-            loss_scale=loss_scale,
-        )
+        shared: dict[str, Any] = {"sync_batch_stats": sync_batch_stats, "micro_batch": micro_batch, "loss_scale": loss_scale}
+        base = Ctx(train, None, weight, (), row_ids, axis_name, **shared)
 
         def run(node: Node, ins: Sequence[Value | None], name_hash: Any = None) -> list[Value | None]:
             if isinstance(name_hash, jax.Array) and node.op.needs_rng and not _draws_alike(key):  # type: ignore[union-attr]

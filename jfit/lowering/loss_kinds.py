@@ -211,9 +211,8 @@ def _class_kind(gradient: np.ndarray, scores: np.ndarray, one_hot: np.ndarray) -
     centered = np.abs(gradient.sum(-1)).max() <= TOLERANCE * np.abs(gradient).max()
     basis = np.stack([softmax.reshape(-1), one_hot.reshape(-1), np.ones(one_hot.size)], 1)  # the last: smoothed labels
     factors = np.linalg.lstsq(basis, gradient.reshape(-1), rcond=None)[0]
-    if centered and factors[0] > 0 > factors[1] and _close(basis @ factors, gradient.reshape(-1)):
-        return LossKind("classes", "logits")
-    if _spans(gradient, -one_hot):  # of log-probabilities, which are also logits
+    of_softmax = centered and factors[0] > 0 > factors[1] and _close(basis @ factors, gradient.reshape(-1))
+    if of_softmax or _spans(gradient, -one_hot):  # of logits, or of log-probabilities, which are also logits
         return LossKind("classes", "logits")
     if _spans(gradient, -one_hot / scores):
         return LossKind("classes", "probabilities")

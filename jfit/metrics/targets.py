@@ -289,13 +289,10 @@ def _losses(penalty: Callable[[Any], Any], target: Target, label: Any, output: A
         label, _, weight = _class_arrays(target, label, output, weight)
         return label, _expected(true, yes, no).reshape(-1), weight
     losses = -jax.nn.log_softmax(output) if logits else penalty(output)
+    ids, weight = counted_labels(target, label, output.shape[:-1], weight)
     if target.form == "one-hot":
-        losses = jnp.where(label > 0, label * losses, 0.0).sum(axis=-1).reshape(-1)
-        label, weight = counted_labels(target, label, output.shape[:-1], weight)
-        return label, losses, weight
-    label, weight = counted_labels(target, label, output.shape[:-1], weight)
-    losses = losses.reshape(-1, output.shape[-1])
-    return label, jnp.take_along_axis(losses, label[:, None], 1)[:, 0], weight
+        return ids, jnp.where(label > 0, label * losses, 0.0).sum(axis=-1).reshape(-1), weight
+    return ids, jnp.take_along_axis(losses.reshape(-1, output.shape[-1]), ids[:, None], 1)[:, 0], weight
 
 
 def _expected(true: Any, yes: Any, no: Any) -> Any:

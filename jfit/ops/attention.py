@@ -79,26 +79,24 @@ def _attended_rows(attrs, rows, shapes, outs):
     return [LOST if isinstance(common, RowLayout) and common.axis != 1 else common]
 
 
-@operator("_contrib_interleaved_matmul_selfatt_qk", inputs=("queries_keys_values",), attrs=HEADS, rows=_score_rows)
-def selfatt_qk(ctx, attrs, projections):
+@operator("_contrib_interleaved_matmul_selfatt_qk", attrs=HEADS, rows=_score_rows)
+def selfatt_qk(ctx, attrs, queries_keys_values):
     """y = Q Kᵀ / √(head size) for each sequence and head; the input has query, key and value of each head side by side.
 
     The input has shape (time, batch, heads * 3 * size), y has shape (batch * heads, time, time).
     """
-    queries, keys, _ = _heads(attrs, projections, 3)
-    return _scores(queries, keys, projections.dtype)
+    queries, keys, _ = _heads(attrs, queries_keys_values, 3)
+    return _scores(queries, keys, queries_keys_values.dtype)
 
 
-@operator(
-    "_contrib_interleaved_matmul_selfatt_valatt", inputs=("queries_keys_values", "attention"), attrs=HEADS, rows=_attended_rows
-)
-def selfatt_valatt(ctx, attrs, projections, attention):
+@operator("_contrib_interleaved_matmul_selfatt_valatt", attrs=HEADS, rows=_attended_rows)
+def selfatt_valatt(ctx, attrs, queries_keys_values, attention):
     """y = attention V, heads concatenated on the last axis; V is the value part of queries_keys_values.
 
     queries_keys_values: (time, batch, heads * 3 * size), with query, key and value of each head side by side.
     attention: (batch * heads, time, time).  y: (time, batch, heads * size).
     """
-    return _attended(attrs, _heads(attrs, projections, 3)[2], attention)
+    return _attended(attrs, _heads(attrs, queries_keys_values, 3)[2], attention)
 
 
 @operator("_contrib_interleaved_matmul_encdec_qk", attrs=HEADS, rows=_score_rows)

@@ -9,6 +9,7 @@ MXNet's symbol.json.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -136,6 +137,9 @@ def _like(new: Array, old: Array, which: int) -> Array:
     return new.astype(old.dtype)
 
 
+_operator = functools.partial(operator, variadic="num_args", needs_rng=True)
+
+
 # ------------------------------------------------------------------------------------------------ foreach
 def _foreach_order(attrs: Attrs) -> list[int]:
     """Return for each input of the body the position of its value in the node's inputs (data, then states, then the rest)."""
@@ -176,16 +180,14 @@ def _joined(data: MaybeShape, step: MaybeShape, length: int) -> MaybeShape:
     return unify([data, (length, *step)], "the loop passes one slice of it to each iteration")
 
 
-@operator(
+@_operator(
     "_foreach",
     inputs=_names(1),
     outputs=_outputs(("in_data_locs", "in_state_locs", "remain_locs")),
-    variadic="num_args",
     graphs=("body",),
     attrs=COUNTS | dict.fromkeys(("in_state_locs", "in_data_locs", "remain_locs"), shape()),
     shapes=_foreach_shapes,
     types=lambda attrs, ins: _dtypes(attrs.graphs[0], _foreach_order(attrs), ins),
-    needs_rng=True,
 )
 def foreach(ctx, attrs, *arrays):
     """yₜ, sₜ₊₁ = body(xₜ, sₜ, ...) for each slice xₜ along the first axis; the outputs are all y, stacked, and the last s."""
@@ -233,17 +235,15 @@ def _while_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     return _dtypes(attrs.graphs[1], attrs.func_input_locs, ins)
 
 
-@operator(
+@_operator(
     "_while_loop",
     inputs=_names(2),
     outputs=_outputs(("cond_input_locs",), ("func_input_locs",)),
-    variadic="num_args",
     graphs=("cond", "func"),
     attrs={**COUNTS, "max_iterations": integer()}
     | dict.fromkeys(("cond_input_locs", "func_input_locs", "func_var_locs"), shape()),
     shapes=_while_shapes,
     types=_while_types,
-    needs_rng=True,
 )
 def while_loop(ctx, attrs, *arrays):
     """yₜ, vₜ₊₁ = func(vₜ) while cond(vₜ) and t < max_iterations; outputs y, stacked and padded with zeros, and the last v."""
@@ -296,17 +296,15 @@ def _cond_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     return ins, [b if a is None else a for a, b in zip(then_outs, else_outs, strict=True)]
 
 
-@operator(
+@_operator(
     "_cond",
     inputs=_names(3),
     outputs=_outputs(("cond_input_locs",), ("then_input_locs",), ("else_input_locs",)),
-    variadic="num_args",
     graphs=("cond", "then_branch", "else_branch"),
     attrs=dict.fromkeys(("num_args", "num_outputs"), integer())
     | dict.fromkeys(("cond_input_locs", "then_input_locs", "else_input_locs"), shape()),
     shapes=_cond_shapes,
     types=_cond_types,
-    needs_rng=True,
 )
 def cond(ctx, attrs, *arrays):
     """y = then(x) if test(x) is not 0, else other(x); only the selected branch runs."""

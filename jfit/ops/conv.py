@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from jfit.ops.attributes import REQUIRED, Attrs, flag, integer, maybe_choice, several, shape
 from jfit.ops.context import Ctx
-from jfit.ops.conv_forms import Window, convolve, folds, pad_apart, runs_in_forms, varying_alike
+from jfit.ops.conv_forms import Window, conv, convolve, folds, runs_in_forms, varying_alike
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, fill_unknown, per_axis, shared_batch_rows
 
@@ -102,9 +102,15 @@ def _attributes(workspace: int, no_bias: bool, **shapes: Any) -> dict:
     )
 
 
-def _runs_in(ctx: Ctx, layout: str) -> str:
-    """Return the layout in which the arrays are passed: NHWC if the lowering has transposed them, else that of the graph."""
-    return "NHWC" if ctx.channels_last else layout
+def _as_passed(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> tuple[str, Array]:
+    """Return the layout in which the data is passed, and the weight with its channels before the spatial axes.
+
+    The layout is NHWC if the lowering has transposed the data, else that of the graph.
+    """
+    layout = _layout(attrs, data.shape)
+    if layout[-1] == "C":
+        weight = jnp.moveaxis(weight, -1, 1)
+    return "NHWC" if ctx.channels_last else layout, weight
 
 
 def _convolve(data: Array, weight: Array, layout: str, window: Window, groups: int, plain: bool = False) -> Array:
@@ -112,25 +118,9 @@ def _convolve(data: Array, weight: Array, layout: str, window: Window, groups: i
     last = layout[-1] == "C"
     sizes, kernel = data.shape[1:-1] if last else data.shape[2:], weight.shape[2:]
     if plain or not (runs_in_forms(data) or folds(sizes, kernel, window)):
-        return _by_definition(data, weight, layout, window, groups)
+        return conv(data, _kernel_last(weight) if last else weight, window, groups, last)
     out = convolve(data if last else jnp.moveaxis(data, 1, -1), _kernel_last(weight), window, groups)
     return out if last else jnp.moveaxis(out, -1, 1)
-
-
-def _by_definition(data: Array, weight: Array, layout: str, window: Window, groups: int) -> Array:
-    """Compute `lax.conv_general_dilated`; arguments as for `_convolve`."""
-    last = layout[-1] == "C"
-    axes = layout.strip("NC")
-    data, window = pad_apart(data, weight.shape[2:], window, 1 if last else 2)
-    return lax.conv_general_dilated(
-        data,
-        _kernel_last(weight) if last else weight,
-        window.stride,
-        window.pads,
-        rhs_dilation=window.dilate,
-        dimension_numbers=(layout, axes + "IO" if last else "OI" + axes, layout),
-        feature_group_count=groups,
-    )
 
 
 def _kernel_last(weight: Array) -> Array:
@@ -157,10 +147,7 @@ _CONVOLUTION = _RECORD | {"attrs": _attributes(1024, no_bias=False), "fill": _co
 @operator("Convolution", aliases=("_npx_convolution",), infer_outputs=_conv_outputs, **_CONVOLUTION)
 def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
     """y[o] = Σᵢ w[o, i] ⋆ x[i] + b[o] (cross-correlation), weight (num_filter, channels / num_group, *kernel)."""
-    layout = _layout(attrs, data.shape)
-    if layout[-1] == "C":
-        weight = jnp.moveaxis(weight, -1, 1)
-    runs = _runs_in(ctx, layout)
+    runs, weight = _as_passed(ctx, attrs, data, weight)
     out = _convolve(data, weight.astype(data.dtype), runs, window_of(attrs), attrs.num_group, ctx.plain)
     return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)
 
@@ -189,10 +176,7 @@ def deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
 )
 def deconvolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
     """y = Convolutionᵀ(x) of size (n - 1) stride - 2 pad + dilate (k - 1) + 1 + adj, weight (channels, num_filter / g, *k)."""
-    layout, window = _layout(attrs, data.shape), window_of(attrs)
-    if layout[-1] == "C":
-        weight = jnp.moveaxis(weight, -1, 1)
-    runs = _runs_in(ctx, layout)
+    (runs, weight), window = _as_passed(ctx, attrs, data, weight), window_of(attrs)
     start = 2 if runs[1] == "C" else 1
     pads = deconv_pads(attrs, data.shape[start : start + len(attrs.kernel)])
     out = transposed(data, weight, window.stride, window.dilate, pads, attrs.num_group, runs, ctx.plain)

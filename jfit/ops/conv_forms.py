@@ -134,17 +134,21 @@ def _convolve(data: Array, weight: Array, window: Window, groups: int, cpu: bool
     return _DENSE(_Static(window, data.shape[1:-1], kernel))[0](data, weight)
 
 
-def conv(data: Array, weight: Array, window: Window, groups: int = 1) -> Array:
-    """Compute `lax.conv_general_dilated` of channels-last data."""
+def conv(data: Array, weight: Array, window: Window, groups: int = 1, last: bool = True) -> Array:
+    """Compute `lax.conv_general_dilated` of channels-last data and a weight (*kernel, in, out).
+
+    last=False: of channels-first data and a weight (out, in, *kernel).
+    """
     axes = "DHW"[-len(window.stride) :]
-    data, window = pad_apart(data, weight.shape[:-2], window, 1)
+    layout, order = (f"N{axes}C", f"{axes}IO") if last else (f"NC{axes}", f"OI{axes}")
+    data, window = pad_apart(data, weight.shape[:-2] if last else weight.shape[2:], window, 1 if last else 2)
     return lax.conv_general_dilated(
         data,
         weight,
         window.stride,
         window.pads,
         rhs_dilation=window.dilate,
-        dimension_numbers=(f"N{axes}C", f"{axes}IO", f"N{axes}C"),
+        dimension_numbers=(layout, order, layout),
         feature_group_count=groups,
     )
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.ops.attributes import DTYPES, choice, flag, integer, number
+from jfit.ops.attributes import DTYPES, choice, flag, integer, number, several
 from jfit.ops.registry import operator
-from jfit.ops.rows import elementwise_rows, first_rows
+from jfit.ops.rows import first_rows
 from jfit.ops.rules import dtype_of, first_types, numbered_outputs, same_shape
 
 HALVES = (DTYPES["float16"], DTYPES["bfloat16"])
@@ -120,13 +120,7 @@ def gradientmultiplier(ctx, attrs, data):
     return _scaled_gradient(attrs.scalar, data) if jnp.issubdtype(data.dtype, jnp.floating) else data
 
 
-@operator(
-    "_contrib_quadratic",
-    attrs={"a": number(0.0), "b": number(0.0), "c": number(0.0)},
-    fill=same_shape,
-    rows=elementwise_rows,
-    layout="any",
-)
+@operator("_contrib_quadratic", attrs=several(number, a=0.0, b=0.0, c=0.0), fill=same_shape, layout="any")
 def quadratic(ctx, attrs, data):
     """y = a x² + b x + c."""
     x = data if jnp.issubdtype(data.dtype, jnp.floating) else data.astype(dtype_of("float32"))

@@ -149,7 +149,6 @@ def _warp_fill(attrs: Attrs, ins: list, outs: list) -> list:
 
 @operator(
     "WarpCTC",
-    inputs=("data", "label"),
     attrs={"label_length": integer(0), "input_length": integer(0)},
     fill=_warp_fill,
     types=label_types,

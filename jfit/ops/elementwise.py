@@ -18,7 +18,7 @@ from jax.custom_derivatives import SymbolicZero
 from jfit.ops.attributes import CAST_TO, CAST_TO_NUMBERS, DTYPES, choice, flag, integer, number
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, elementwise_rows
-from jfit.ops.rules import argument_names, dtype_attr_types, dtype_of, same_shape, unify
+from jfit.ops.rules import SEVERAL_INPUTS, dtype_attr_types, dtype_of, same_shape, unify
 
 # ----------------------------------------------------------------------------------------------------
 # Elementwise functions of one array.  Each row of the table is one operator, y = f(x).
@@ -332,12 +332,11 @@ _add_binary("_scatter_elemwise_div", "", _divide, "y = lhs / rhs, for all entrie
 
 @operator(
     "add_n",
-    inputs=argument_names,
-    variadic="num_args",
     attrs={"num_args": integer()},
     aliases=("ElementWiseSum", "_sparse_ElementWiseSum", "_sparse_add_n"),
     fill=same_shape,
     layout="any",
+    **SEVERAL_INPUTS,
 )
 def add_n(ctx, attrs, *args):
     """y = Σᵢ argᵢ, all of one shape."""

@@ -15,8 +15,8 @@ from jfit.ops.attributes import flag, integer, maybe_choice, number, several
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, lost_rows
 from jfit.ops.rules import (
+    SEVERAL_INPUTS,
     accumulating,
-    argument_names,
     drop_axes,
     last_axis,
     need_shape,
@@ -202,7 +202,7 @@ def trsm(ctx, attrs, matrix, other):
     return y.astype(other.dtype)
 
 
-@operator("khatri_rao", inputs=argument_names, variadic="num_args", attrs={"num_args": integer()}, rows=lost_rows)
+@operator("khatri_rao", attrs={"num_args": integer()}, rows=lost_rows, **SEVERAL_INPUTS)
 def khatri_rao(ctx, attrs, *args):
     """Column-wise Kronecker product of matrices: y[:, k] = arg0[:, k] ⊗ arg1[:, k] ⊗ ..."""
     product = args[0]

@@ -18,8 +18,9 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, choice, flag, number, several
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, operator
-from jfit.ops.rows import elementwise_rows
 from jfit.ops.rules import accumulating, at_least_one, batch_rows, label_of_rows, label_types, size_of, unmixed
+
+_head = functools.partial(operator, types=label_types, kind="head", label="label")
 
 TINY = 1e-30  # lower bound of probabilities before log, so that log(0) stays finite
 
@@ -177,18 +178,14 @@ def _softmax_rows(attrs, rows, shapes, outs):
     return unmixed(lambda attrs, ndim: (1 if attrs.multi_output else ndim - 1,))(attrs, rows, shapes, outs)
 
 
-@operator(
+@_head(
     "SoftmaxOutput",
-    inputs=("data", "label"),
     attrs=several(number, grad_scale=1.0, ignore_label=-1.0)
     | several(flag, multi_output=False, use_ignore=False, preserve_shape=False)
     | {"normalization": choice("batch", "null", "valid", default="null"), "out_grad": flag(False), "smooth_alpha": number(0.0)},
     aliases=("Softmax",),
     fill=_softmax_output_fill,
-    types=label_types,
     rows=_softmax_rows,
-    kind="head",
-    label="label",
     loss=_softmax_loss,
     positions=lambda attrs, shape: math.prod(_label_shape(attrs, shape)[1:]),
 )
@@ -241,15 +238,12 @@ def _add_regression(
         return call(attrs, data, label, None if label is None else ctx.row_weight(data.ndim))
 
     fn.__doc__ = f"{formula} * grad_scale / (entries per row)."
-    operator(
+    _head(
         f"{name}RegressionOutput",
         attrs={"grad_scale": number(1.0)},
         aliases=(f"_sparse_{name}RegressionOutput",),
         fill=_regression_fill,
-        types=label_types,
         rows=lambda attrs, rows, shapes, outs: list(rows[:1]),
-        kind="head",
-        label="label",
         loss=loss,
         positions=_row_size,
     )(fn)
@@ -301,7 +295,6 @@ def _loss_of_output(attrs: Attrs, output: Array, label: None = None) -> tuple[Ar
     kind="head",
     loss=_loss_of_output,
     positions=_row_size,
-    rows=elementwise_rows,
 )
 def make_loss_output(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x; its gradient is grad_scale / (1, product of all sizes but the last, or number of entries > valid_thresh)."""
@@ -363,15 +356,11 @@ def _svm_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
     return total, jnp.ones(total.shape, jnp.float32)
 
 
-@operator(
+@_head(
     "SVMOutput",
-    inputs=("data", "label"),
     attrs={"margin": number(1.0), "regularization_coefficient": number(1.0), "use_linear": flag(False)},
     fill=label_of_rows,
-    types=label_types,
     rows=lambda attrs, rows, shapes, outs: list(rows[:1]),
-    kind="head",
-    label="label",
     loss=_svm_loss,
 )
 def svm_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import cast
 
@@ -225,13 +226,13 @@ def row_numbers(attrs: Attrs, data: Array) -> Array:
     return jnp.clip(data.astype(jnp.int32), 0, attrs.input_dim - 1)
 
 
-@operator(
+_embedding_operator = functools.partial(operator, fill=_embedding_fill, types=_embedding_types, rows=_embedding_rows)
+
+
+@_embedding_operator(
     "Embedding",
     attrs={**EMBEDDING, "sparse_grad": flag(False)},
     aliases=("_npx_embedding", "_sparse_Embedding"),
-    fill=_embedding_fill,
-    types=_embedding_types,
-    rows=_embedding_rows,
 )
 def embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
     """y = weight[clip(x, 0, input_dim - 1)], weight (input_dim, output_dim)."""
@@ -241,12 +242,9 @@ def embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
     return jnp.take(weight, ids, axis=0, mode="clip")  # (*ids, output_dim)
 
 
-@operator(
+@_embedding_operator(
     "_contrib_SparseEmbedding",
     attrs={**EMBEDDING, "deterministic": flag(False)},
-    fill=_embedding_fill,
-    types=_embedding_types,
-    rows=_embedding_rows,
     hint="sparseembedding",
 )
 def sparse_embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:

@@ -195,10 +195,11 @@ def batch_norm_v1(ctx: Ctx, attrs: Attrs, *arrays: Array):
 
 
 # ------------------------------------------------------------------------------------------ LayerNorm
-@operator(
+_operator = functools.partial(operator, outputs=("output", "mean", "std"), visible=lambda a: 3 if a.output_mean_var else 1)
+
+
+@_operator(
     "LayerNorm",
-    outputs=("output", "mean", "std"),
-    visible=lambda a: 3 if a.output_mean_var else 1,
     attrs={"axis": integer(-1), "eps": number(9.99999975e-06), "output_mean_var": flag(False)},
     aliases=("_npx_layer_norm",),
     fill=_vectors(lambda attrs, data: data[normalize_axis(attrs.axis, len(data))]),
@@ -255,10 +256,8 @@ def _groups(attrs: Attrs, data: Shape) -> int:
     return attrs.num_groups
 
 
-@operator(
+@_operator(
     "GroupNorm",
-    outputs=("output", "mean", "std"),
-    visible=lambda a: 3 if a.output_mean_var else 1,
     attrs={"num_groups": integer(1), "eps": number(9.99999975e-06), "output_mean_var": flag(False)},
     fill=_vectors(_groups),
     rows=batch_rows,

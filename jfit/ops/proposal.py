@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.ops.attributes import Attrs, flag, integer, number, numbers
+from jfit.ops.attributes import Attrs, flag, integer, number, numbers, several
 from jfit.ops.boxes import Corners, corners, gathered, survivors
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, Shape, operator
@@ -149,17 +149,11 @@ RECORD: dict[str, Any] = {
     "inputs": ("cls_prob", "bbox_pred", "im_info"),
     "outputs": ("output", "score"),
     "visible": lambda attrs: 2 if attrs.output_score else 1,
-    "attrs": {
-        "rpn_pre_nms_top_n": integer(6000),
-        "rpn_post_nms_top_n": integer(300),
-        "threshold": number(0.699999988),
-        "rpn_min_size": integer(16),
-        "scales": numbers((4.0, 8.0, 16.0, 32.0)),
-        "ratios": numbers((0.5, 1.0, 2.0)),
-        "feature_stride": integer(16),
-        "output_score": flag(False),
-        "iou_loss": flag(False),
-    },
+    "attrs": several(integer, rpn_pre_nms_top_n=6000, rpn_post_nms_top_n=300)
+    | {"threshold": number(0.699999988), "rpn_min_size": integer(16)}
+    | several(numbers, scales=(4.0, 8.0, 16.0, 32.0), ratios=(0.5, 1.0, 2.0))
+    | {"feature_stride": integer(16)}
+    | several(flag, output_score=False, iou_loss=False),
     "fill": _fill,
     "rows": _rows,
 }

@@ -188,6 +188,7 @@ def requantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range:
 
 QUANTIZED_OUTPUTS = ("output", "min_output", "max_output")
 FLOAT = DTYPES["float32"]
+_operator = functools.partial(operator, outputs=QUANTIZED_OUTPUTS)
 
 
 # ------------------------------------------------------------------------------------------ rules
@@ -225,7 +226,7 @@ def _layer(name: str, float_name: str):
 
     record: dict[str, Any] = {"attrs": lookup(float_name).attrs, "fill": fill, "types": _sums_types, "rows": _data_rows}
     inputs = lambda attrs: _ranged(*("data", "weight", "bias")[: 2 if attrs.no_bias else 3])  # noqa: E731
-    return operator(name, inputs=inputs, outputs=QUANTIZED_OUTPUTS, **record)
+    return _operator(name, inputs=inputs, **record)
 
 
 def _wide(data: Array) -> Array:
@@ -295,7 +296,7 @@ def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: Array
 def _same_range_operator(name: str, **record: Any):
     """Return a decorator that registers an operator on one array whose output has the range of its input."""
     fields: dict[str, Any] = {"fill": range_shapes, "types": _same_types, "rows": _data_rows} | record
-    return operator(name, inputs=_ranged("data"), outputs=QUANTIZED_OUTPUTS, **fields)
+    return _operator(name, inputs=_ranged("data"), **fields)
 
 
 @_same_range_operator(
@@ -327,10 +328,9 @@ def activation(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> 
     return jnp.maximum(data, jnp.zeros((), data.dtype)), range_end(low), range_end(high)
 
 
-@operator(
+@_operator(
     "_contrib_quantized_embedding",
     inputs=("data", "weight", "min_weight", "max_weight"),
-    outputs=QUANTIZED_OUTPUTS,
     attrs=lookup("Embedding").attrs,
     fill=lambda attrs, ins, outs: [ins[0], (attrs.input_dim, attrs.output_dim), (1,), (1,)],
     types=lambda attrs, ins: ([ins[0] or FLOAT, DTYPES["int8"], FLOAT, FLOAT], [DTYPES["int8"], FLOAT, FLOAT]),
@@ -366,10 +366,9 @@ def _common(dtypes: list[Any]) -> Any:
     return DTYPES["uint8"] if all(t is not None and t == DTYPES["uint8"] for t in dtypes) else DTYPES["int8"]
 
 
-@operator(
+@_operator(
     "_contrib_quantized_concat",
     inputs=_concat_inputs,
-    outputs=QUANTIZED_OUTPUTS,
     attrs={"num_args": integer(), "dim": integer(1)},
     fill=lambda attrs, ins, outs: [*ins[: attrs.num_args], *[(1,)] * 2 * attrs.num_args],
     types=_concat_types,
@@ -411,14 +410,13 @@ def _fine(x: Array, low: Array, high: Array) -> Array:
     return magnitude(low, high) / steps_of(x, FINE_STEPS)
 
 
-@operator(
+_pair_operator = functools.partial(_operator, inputs=PAIR, fill=_pair_fill, rows=_pair_rows)
+
+
+@_pair_operator(
     "_contrib_quantized_elemwise_add",
-    inputs=PAIR,
-    outputs=QUANTIZED_OUTPUTS,
     attrs=CALIBRATED,
-    fill=_pair_fill,
     types=lambda attrs, ins: ([*ins[:2], *[FLOAT] * 4], [DTYPES[_pair_kind(attrs, ins[:2])], FLOAT, FLOAT]),
-    rows=_pair_rows,
 )
 def add(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> tuple[Array, Array, Array]:
     """q = lhs + rhs, in 8 bits of the calibrated range; without one, in int32 with the sum of both ranges."""
@@ -435,17 +433,14 @@ def add(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> tuple[A
     return as_integers(lhs.astype(jnp.float32) * left + rhs.astype(jnp.float32) * right, kind), low, high
 
 
-@operator(
+@_pair_operator(
     "_contrib_quantized_elemwise_mul",
-    inputs=PAIR,
     outputs=lambda attrs: ("output",) if attrs.enable_float_output else QUANTIZED_OUTPUTS,
     attrs={**CALIBRATED, "enable_float_output": flag(False)},
-    fill=_pair_fill,
     types=lambda attrs, ins: (
         [*ins[:2], *[FLOAT] * 4],
         [FLOAT] if attrs.enable_float_output else [DTYPES[_pair_kind(attrs, ins[:2])], FLOAT, FLOAT],
     ),
-    rows=_pair_rows,
 )
 def multiply(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> Array | tuple[Array, Array, Array]:
     """q = lhs · rhs, truncated to 8 bits of the calibrated range; without one, in int32; floats with enable_float_output."""
@@ -471,12 +466,11 @@ def _norm_fill(attrs: Attrs, ins: Any, outs: Any) -> Any:
     return [ins[0], channels, channels, (1,), (1,), channels, channels][: len(ins)]
 
 
-@operator(
+@_operator(
     "_contrib_quantized_batch_norm",
     inputs=("data", "gamma", "beta", "min_data", "max_data"),
     aux=("moving_mean", "moving_var"),
     aux_at=3,
-    outputs=QUANTIZED_OUTPUTS,
     attrs=NORM,
     fill=_norm_fill,
     types=lambda attrs, ins: ([ins[0], *[FLOAT] * (len(ins) - 1)], [DTYPES["int8"], FLOAT, FLOAT]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -120,6 +121,9 @@ TABLE = [
 ]
 
 
+_operator = functools.partial(operator, needs_rng=True)
+
+
 # ------------------------------------------------------------------------------------------ _random_* and _random_*_like
 def shape_of(op: str, attrs: Attrs) -> Shape:
     """Return the attribute `shape` of a node.
@@ -167,23 +171,21 @@ def _add(law: Distribution) -> None:
     like.__doc__ = f"{(law.draw.__doc__ or '').rstrip('.')}; one sample for each entry of the data."
     output = {"shape": maybe_shape(), "ctx": text(""), "dtype": maybe_choice(*FLOATS)}
     aliases = (name[1:], law.draw.__name__) if law.short else (name[1:],)
-    record: dict[str, Any] = {"types": drawn_types, "rows": no_rows, "needs_rng": True}
-    operator(name, inputs=(), attrs=law.scalars | output, aliases=aliases, **record)(shaped)
-    operator(f"{name}_like", attrs=law.scalars, needs_rng=True)(like)
+    _operator(name, inputs=(), attrs=law.scalars | output, aliases=aliases, types=drawn_types, rows=no_rows)(shaped)
+    _operator(f"{name}_like", attrs=law.scalars)(like)
 
 
 for _law in TABLE:
     _add(_law)
 
 
-@operator(
+@_operator(
     "_random_randint",
     attrs=several(integer, low=REQUIRED, high=REQUIRED)
     | {"shape": maybe_shape(), "ctx": text(""), "dtype": maybe_choice("int32", "int64")},
     aliases=("random_randint",),
     types=lambda attrs, ins: (ins, [DTYPES[attrs.dtype or "int32"]]),
     rows=no_rows,
-    needs_rng=True,
 )
 def randint(ctx: Ctx, attrs: Attrs) -> Array:
     """y ~ uniform integers low, low + 1, ..., high - 1."""
@@ -224,7 +226,7 @@ def _add_sample(law: Distribution) -> None:
         return cast_samples(drawn.reshape(*lead, *attrs.shape), dtype_of(attrs.dtype or "float32"))
 
     sample.__doc__ = f"{(law.draw.__doc__ or '').rstrip('.')}; `shape` samples for each entry of the parameters."
-    operator(
+    _operator(
         name,
         inputs=law.arrays,
         attrs={"shape": shape(()), "dtype": maybe_choice(*FLOATS)},
@@ -232,7 +234,6 @@ def _add_sample(law: Distribution) -> None:
         fill=lambda attrs, ins, outs: [unify(ins, "entry i of every parameter belongs to distribution i")] * len(ins),
         types=_parameter_types,
         rows=lambda attrs, rows, shapes, outs: [common_rows(rows)],
-        needs_rng=True,
     )(sample)
 
 
@@ -241,7 +242,7 @@ for _law in TABLE:
 
 
 # ------------------------------------------------------------------------------------------ multinomial
-@operator(
+@_operator(
     "_sample_multinomial",
     attrs={
         "shape": shape(()),
@@ -252,7 +253,6 @@ for _law in TABLE:
     aliases=("sample_multinomial",),
     types=lambda attrs, ins: (ins, [DTYPES[attrs.dtype], *([ins[0]] if attrs.get_prob else [])]),
     rows=unmixed(last_axis),
-    needs_rng=True,
 )
 def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Array]:
     """y = k with probability x[..., k]; with get_prob also log x[..., y], whose gradient is 1 / x[..., y] (for REINFORCE)."""
@@ -275,13 +275,12 @@ def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Arr
 
 
 # ------------------------------------------------------------------------------------------ unique ids, random order
-@operator(
+@_operator(
     "_sample_unique_zipfian",
     attrs={"range_max": integer(), "shape": maybe_shape()},
     outputs=("output0", "output1"),
     types=fixed_types("int64", "int64"),
     rows=no_rows,
-    needs_rng=True,
 )
 def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
     """y₀ = distinct ids in each row, p(id) ∝ log((id + 1.5) / (id + 0.5)) within 0 and range_max; y₁ = number of tries per row.
@@ -306,7 +305,7 @@ def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
     return ids.astype(dtype_of("int64")), tries.astype(dtype_of("int64"))
 
 
-@operator("_shuffle", aliases=("shuffle",), rows=unmixed(lambda attrs, ndim: (0,)), needs_rng=True)
+@_operator("_shuffle", aliases=("shuffle",), rows=unmixed(lambda attrs, ndim: (0,)))
 def shuffle(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y[i] = x[π(i)] along the first axis, π a random permutation; it has the true gradient (MXNet has none here)."""
     order = ctx.random(lambda key, size: jax.random.permutation(key, data.shape[0]), (data.shape[0],), which=None)

@@ -159,14 +159,10 @@ def _interpolated(wide: Array, axis: int, size: int, align: bool) -> Array:
 @operator(
     "_contrib_BilinearResize2D",
     inputs=lambda a: ("data", "like") if a.mode == "like" else ("data",),
-    attrs={
-        "height": integer(1),
-        "width": integer(1),
-        "scale_height": maybe_number(),
-        "scale_width": maybe_number(),
-        "mode": choice("like", "odd_scale", "size", "to_even_down", "to_even_up", "to_odd_down", "to_odd_up", default="size"),
-        "align_corners": flag(True),
-    },
+    attrs=several(integer, height=1, width=1)
+    | several(maybe_number, scale_height=None, scale_width=None)
+    | {"mode": choice("like", "odd_scale", "size", "to_even_down", "to_even_up", "to_odd_down", "to_odd_up", default="size")}
+    | {"align_corners": flag(True)},
     rows=data_rows,
 )
 def bilinear_resize(ctx: Ctx, attrs: Attrs, data: Array, like: Array | None = None) -> Array:

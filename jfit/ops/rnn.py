@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_number, number
+from jfit.ops.attributes import REQUIRED, choice, flag, integer, maybe_integer, maybe_number, number, several
 from jfit.ops.elementwise import tanh
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
@@ -220,19 +220,11 @@ def _dropped(ctx: Any, attrs: Any, data: Array, layer: int) -> Array:
     "RNN",
     inputs=_names,
     outputs=_outputs,
-    attrs={
-        "state_size": integer(),
-        "num_layers": integer(),
-        "bidirectional": flag(False),
-        "mode": choice("gru", "lstm", "rnn_relu", "rnn_tanh"),
-        "p": number(0.0),
-        "state_outputs": flag(False),
-        "projection_size": maybe_integer(None),
-        "lstm_state_clip_min": maybe_number(None),
-        "lstm_state_clip_max": maybe_number(None),
-        "lstm_state_clip_nan": flag(False),
-        "use_sequence_length": flag(False),
-    },
+    attrs=several(integer, state_size=REQUIRED, num_layers=REQUIRED)
+    | {"bidirectional": flag(False), "mode": choice("gru", "lstm", "rnn_relu", "rnn_tanh"), "p": number(0.0)}
+    | {"state_outputs": flag(False), "projection_size": maybe_integer(None)}
+    | several(maybe_number, lstm_state_clip_min=None, lstm_state_clip_max=None)
+    | several(flag, lstm_state_clip_nan=False, use_sequence_length=False),
     aliases=("_npx_rnn",),
     fill=_shapes,
     types=_types,

@@ -38,6 +38,9 @@ def region_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
     return [regions if on_axis_0 else LOST] * len(outs)
 
 
+_operator = functools.partial(operator, rows=region_rows)
+
+
 def _check(rois: Array, columns: int = 5) -> None:
     if rois.ndim != 2 or rois.shape[1] != columns:
         raise ValueError(f"rois have shape {rois.shape}, expected (regions, {columns}); reshape them")
@@ -97,11 +100,10 @@ def _bin_weights(start: Array, length: Array, bins: int, size: int, ratio: int) 
     return total / count[:, None, None]
 
 
-@operator(
+@_operator(
     "_contrib_ROIAlign",
     attrs={"pooled_size": shape(), "spatial_scale": number(), "sample_ratio": integer(-1)}
     | several(flag, position_sensitive=False, aligned=False),
-    rows=region_rows,
 )
 def roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     """y[r, c, p, q] = mean of bilinear samples of data in bin (p, q) of region r; rois have gradient 0.
@@ -195,10 +197,9 @@ def _rotated_backward(attrs, residuals, grad):
 _rotated.defvjp(lambda attrs, data, rois: (_rotated(attrs, data, rois), (data, rois)), _rotated_backward)
 
 
-@operator(
+@_operator(
     "_contrib_RROIAlign",
     attrs={"pooled_size": shape(), "spatial_scale": number(), "sampling_ratio": integer(-1)},
-    rows=region_rows,
 )
 def rotated_roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     """y = ROIAlign of rotated regions (image, centre x, centre y, width, height, angle in degrees).
@@ -240,10 +241,9 @@ def _covered(start: Array, length: Array, bins: int, size: int) -> Array:
     return touched / jnp.maximum(last - first, 1)[:, :, None]
 
 
-@operator(
+@_operator(
     "_contrib_PSROIPooling",
     attrs={"spatial_scale": number(), "output_dim": integer(), "pooled_size": integer(), "group_size": integer(0)},
-    rows=region_rows,
 )
 def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     """y[r, c, p, q] = mean of channel (c G + g(p)) G + g(q) over the pixels that bin (p, q) of region r touches.
@@ -267,13 +267,12 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     return _pooled(data, image, rows, columns, maps_of).astype(data.dtype)
 
 
-@operator(
+@_operator(
     "_contrib_DeformablePSROIPooling",
     inputs=lambda attrs: ("data", "rois") if attrs.no_trans else ("data", "rois", "trans"),
     attrs={"spatial_scale": number()}
     | several(integer, output_dim=REQUIRED, group_size=REQUIRED, pooled_size=REQUIRED, part_size=0, sample_per_part=1)
     | {"trans_std": number(0.0), "no_trans": flag(False)},
-    rows=region_rows,
 )
 def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, trans: Array | None = None) -> Array:
     """y = PSROIPooling with sample_per_part² bilinear samples per bin, each bin shifted by trans · trans_std · region size."""
@@ -344,7 +343,7 @@ def _first_largest(values: Array, begin: Array, end: Array, axis: int) -> tuple[
     return jnp.stack([m[0] for m in maxima], axis=-1), jnp.stack([m[1] for m in maxima], axis=-1)
 
 
-@operator(
+@_operator(
     "ROIPooling",
     outputs=("output", "maxidx"),
     visible=1,
@@ -352,7 +351,6 @@ def _first_largest(values: Array, begin: Array, end: Array, axis: int) -> tuple[
     aliases=("_npx_roi_pooling",),
     fill=_roi_fill,
     types=lambda a, ins: (first_types(a, ins)[0], [ins[0]] * 2),
-    rows=region_rows,
 )
 def roi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> tuple[Array, Array]:
     """y[r, c, i, j] = max of data over bin (i, j) of region r = (image, x1, y1, x2, y2), its corners times spatial_scale.

@@ -270,6 +270,9 @@ def argument_names(attrs: Attrs) -> tuple[str, ...]:
     return tuple(f"arg{i}" for i in range(attrs.num_args))
 
 
+SEVERAL_INPUTS: dict[str, Any] = {"inputs": argument_names, "variadic": "num_args"}  # of the record of such an operator
+
+
 def numbered_outputs(count: int) -> tuple[str, ...]:
     """Return the output names output0, output1, ... of an operator with `count` outputs; "output" for one."""
     return ("output",) if count == 1 else tuple(f"output{i}" for i in range(count))

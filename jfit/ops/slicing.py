@@ -11,7 +11,7 @@ from jfit.ops.attributes import flag, integer, maybe_integer, shape
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import (
-    argument_names,
+    SEVERAL_INPUTS,
     common_rows,
     drop_axes,
     first_types,
@@ -60,12 +60,7 @@ def _concat_rows(attrs, rows, shapes, outs):
     return [LOST if lost else layout]
 
 
-CONCAT: dict[str, Any] = {
-    "inputs": argument_names,
-    "variadic": "num_args",
-    "attrs": {"num_args": integer(), "dim": integer(1)},
-    "rows": _concat_rows,
-}
+CONCAT = SEVERAL_INPUTS | {"attrs": {"num_args": integer(), "dim": integer(1)}, "rows": _concat_rows}
 
 
 @operator("_rnn_param_concat", fill=_weight_shapes, **CONCAT)
@@ -77,11 +72,10 @@ def concat(ctx, attrs, *args):
 
 @operator(
     "stack",
-    inputs=argument_names,
-    variadic="num_args",
     attrs={"axis": integer(0), "num_args": integer()},
     fill=lambda attrs, ins, outs: same_shape(attrs, ins, []),
     rows=lambda attrs, rows, shapes, outs: [insert_axis(common_rows(rows), normalize_axis(attrs.axis, len(outs[0])))],
+    **SEVERAL_INPUTS,
 )
 def stack(ctx, attrs, *args):
     """y = the arrays, all of the same shape, stacked along a new axis."""

@@ -89,8 +89,7 @@ def register(name: str, make: Callable[..., Any], *aliases: str) -> None:
         0.5
     """
     rate = float(inspect.signature(make).parameters["learning_rate"].default)
-    for each in (name, *aliases):
-        OPTIMIZERS[each] = Named(make, rate)
+    OPTIMIZERS.update(dict.fromkeys((name, *aliases), Named(make, rate)))
 
 
 _OWN = (rules.sgd, rules.nag, rules.signum, rules.dcasgd, rules.adam, rules.adamw, rules.adamax, rules.nadam, rules.rmsprop)

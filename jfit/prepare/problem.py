@@ -205,14 +205,14 @@ class Problem:
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
         """Return what decides the results of the run, JSON-serializable; see `jfit.checkpoints.fingerprint`."""
-        values = {name: getattr(self.options, name) for name in DECIDING} | self.described.values
+        values = _named(self.options, *DECIDING) | self.described.values
         values |= {"learning_rate": self.settings.learning_rate, "reduce": self.options.reduce or "psum"}
         return fingerprint(self.model, self.data, self.shapes, self.settings.inputs, self.settings.devices, values)
 
     @functools.cached_property
     def repeated(self) -> dict[str, Any]:
         """The other options with which `jfit.verify` trains again, JSON-serializable."""
-        return describe({name: getattr(self.options, name) for name in REPEATED})
+        return describe(_named(self.options, *REPEATED))
 
     def description(self) -> dict[str, Any]:
         """Return what all processes of a job must have in common, JSON-serializable."""
@@ -310,16 +310,16 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
 
 def run_settings(options: FitOptions) -> Settings:
     """Convert the options that a run keeps to `Settings`; devices="auto" is decided later, when the model is known."""
-    settings = settings_of(
-        devices=None if is_auto(options.devices) else options.devices,
-        batch_size=options.batch_size,
-        eval_batch_size=options.eval_batch_size,
-        eval_metric=options.eval_metric,
-        policy=options.policy,
-    )
+    same = _named(options, "batch_size", "eval_batch_size", "eval_metric", "policy")
+    settings = settings_of(devices=None if is_auto(options.devices) else options.devices, **same)
     directory, checkpoint = (None if folder is None else str(folder) for folder in (options.directory, options.checkpoint))
-    length = {"num_epoch": options.num_epoch, "num_steps": options.num_steps, "eval_every": options.eval_every}
+    length = _named(options, "num_epoch", "num_steps", "eval_every")
     return replace(settings, **length, directory=directory, checkpoint=checkpoint)
+
+
+def _named(options: FitOptions, *names: str) -> dict[str, Any]:
+    """Return some options by name, for a function whose arguments have the same names."""
+    return {name: getattr(options, name) for name in names}
 
 
 def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metrics: Sequence[Any]) -> Task:
@@ -333,15 +333,14 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
     model, params, aux = split_trained(model, options.params, options.aux)
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):
         model = lower_with_inputs(model, train_data)
-    names = ("loss_weights", "loss_per_batch", "gather_outputs", "row_axes")
-    of_losses = {name: getattr(options, name) for name in names}
+    of_losses = _named(options, "loss_weights", "loss_per_batch", "gather_outputs", "row_axes")
     rest = [model_and_values(model, update.loss, params, aux, **of_losses)[0] for update in (options.updates or ())[1:]]
     model, params, aux = model_and_values(model, options.loss, params, aux, **of_losses)
     if rest:
         model.structure.share_batches([other.structure for other in rest])
     try:
-        names = ("shuffle", "seed", "label", "sample_weight", "steps_per_epoch")
-        of_data = {name: getattr(options, name) for name in names} | {"endless": options.num_steps is not None}
+        of_data = _named(options, "shuffle", "seed", "label", "sample_weight", "steps_per_epoch")
+        of_data["endless"] = options.num_steps is not None
         data = data_of(model, train_data, options.batch_size, **of_data, timeout=options.data_timeout, others=rest)
     except ValueError as error:
         if may_be_labels(eval_data, train_data):
@@ -388,7 +387,8 @@ def choose_optimizer(options: FitOptions, model: Model, num_batches: int | None)
     else:
         parts = tuple(in_proportion([resolve(update.optimizer, update.optimizer_params) for update in options.updates]))
         resolved = states_of(options.updates, [optimizer_of(part, model) for part in parts])
-    return Chosen(_with_average(resolved, options.ema), resolved, schedule, passed, parts)
+    average = resolved if options.ema is None else optim.ema(resolved, **_ema_options(options.ema))
+    return Chosen(average, resolved, schedule, passed, parts)
 
 
 def resolve_optimizer(
@@ -426,10 +426,6 @@ def _passed_rate(optimizer: Any, learning_rate: Any, schedule: Any, schedule_par
     return None if learning_rate is None or callable(learning_rate) else float(learning_rate)
 
 
-def _with_average(optimizer: optim.Optimizer, ema: Any) -> optim.Optimizer:
-    return optimizer if ema is None else optim.ema(optimizer, **_ema_options(ema))
-
-
 def _ema_options(ema: Any) -> dict[str, Any]:
     """The arguments of `jfit.optim.ema`."""
     options = dict(ema) if isinstance(ema, Mapping) else {"decay": ema}
@@ -440,19 +436,9 @@ def _ema_options(ema: Any) -> dict[str, Any]:
 
 def initial_state(options: FitOptions, task: Task, optimizer: optim.Optimizer) -> TrainState:
     """Draw or take the initial parameters, and initialize the optimizer and the running sums."""
-    state = init_state(
-        task.model,
-        optimizer,
-        task.probe,
-        seed=options.seed,
-        initializer=options.initializer,
-        params=task.params,
-        aux=task.aux,
-        metrics=on_devices(task.metrics),
-        frozen=options.frozen,
-        log=options.log,
-        policy=options.policy,
-    )
+    given = {"params": task.params, "aux": task.aux, "metrics": on_devices(task.metrics)}
+    same = _named(options, "seed", "initializer", "frozen", "log", "policy")
+    state = init_state(task.model, optimizer, task.probe, **given, **same)
     check_trainable(task.model, state)
     return state
 
@@ -468,7 +454,6 @@ def make_step(options: FitOptions, model: Model, chosen: Chosen, settings: Setti
         **more: other arguments of `train_step`.
     """
     names = ("frozen", "micro_batches", "clip_norm", "clip_value", "sync_batch_stats", "reduce", "log", "remat")
-    same = {name: getattr(options, name) for name in names}
     return train_step(
         model,
         chosen.optimizer,
@@ -477,7 +462,7 @@ def make_step(options: FitOptions, model: Model, chosen: Chosen, settings: Setti
         policy=settings.policy,
         regularizers=settings.regularizers,
         skip_nonfinite=options.nan == "skip",
-        **same,
+        **_named(options, *names),
         **more,
     )
 

@@ -52,8 +52,12 @@ class Reduce(NamedTuple):
     sharded_parameters: bool = False
 
 
-@functools.cache  # always return the same object, because compiled programs are cached by it
-@made
+def _once(make: Callable[..., Reduce]) -> Callable[..., Reduce]:
+    """Decorator: always return the same object for the same arguments, because compiled programs are cached by it."""
+    return functools.cache(made(make))
+
+
+@_once
 def all_reduce() -> Reduce:
     """Sum the gradients over devices in one all-reduce; `SparseRows` gradients are gathered from all devices instead.
 
@@ -77,8 +81,7 @@ def all_reduce() -> Reduce:
     return Reduce(lambda gradients: None, apply)
 
 
-@functools.cache
-@made
+@_once
 def unreduced() -> Reduce:
     """No reduction: each device uses its own gradient, so the parameters of the devices diverge.
 
@@ -98,8 +101,7 @@ def unreduced() -> Reduce:
     return Reduce(lambda gradients: None, apply, shared=False)
 
 
-@functools.cache
-@made
+@_once
 def bfloat16() -> Reduce:
     """Sum of gradients that are rounded to bfloat16 on each device and added in float32: half the bytes of `all_reduce`.
 
@@ -128,8 +130,7 @@ def bfloat16() -> Reduce:
     return Reduce(lambda gradients: None, apply)
 
 
-@functools.cache
-@made
+@_once
 def two_bit(threshold: float = 0.5) -> Reduce:
     """For gradient g of each device: r ← r + g;  q = ±t where |r| ≥ t, else 0;  r ← r − q;  result: Σ_devices q.
 
@@ -197,8 +198,7 @@ def quantize(gradient: Array, residual: Array, threshold: float | Array) -> tupl
     return sent, total - sent
 
 
-@functools.cache
-@made
+@_once
 def ordered(slices: int = 8) -> Reduce:
     """Sum the gradients of a fixed number of slices of the batch in a fixed order, so that bits do not depend on the devices.
 
@@ -230,8 +230,7 @@ def ordered(slices: int = 8) -> Reduce:
     return Reduce(lambda gradients: None, apply, slices=slices)
 
 
-@functools.cache
-@made
+@_once
 def sharded() -> Reduce:
     """Split update and optimizer state over the devices (ZeRO-1): reduce-scatter of gradients, all-gather of parameters.
 
@@ -257,8 +256,7 @@ def sharded() -> Reduce:
     return all_reduce()._replace(sharded=True)
 
 
-@functools.cache
-@made
+@_once
 def sharded_parameters() -> Reduce:
     """As `sharded`, and the parameters are split between two steps, too (FSDP).
 

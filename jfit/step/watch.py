@@ -18,7 +18,7 @@ from jfit.data.batch import parts_of
 from jfit.lowering.interpret import Interpretation, entry_name
 from jfit.lowering.model import Aux, Model, Params, joint_losses, loss_sums, objective, plan_of, weight_sum
 from jfit.lowering.taps import Point, run_tapped
-from jfit.ops.rows import MaybeLayout, RowLayout
+from jfit.ops.rows import MaybeLayout, RowLayout, broadcast_weight
 from jfit.step.loss_scale import unscaled
 from jfit.step.regularizers import penalty_and_gradients
 from jfit.step.slices import (
@@ -212,7 +212,7 @@ class _Recorder:
         layout, stopped = point.rows if isinstance(point.rows, RowLayout) else None, lax.stop_gradient(x)
         present = jnp.ones((), bool)
         if self.weight is not None and layout is not None:
-            present = _expanded(self.weight > 0, layout, x.ndim)
+            present = broadcast_weight(self.weight > 0, layout, x.ndim)
         self.points.append(point)
         self.statistics.append(Statistics(_statistics(stopped, present), _bad_rows(stopped, present, layout)))
         if point.kind != "node" or not jnp.issubdtype(x.dtype, jnp.floating):
@@ -251,9 +251,3 @@ def _bad_rows(x: Array, present: Array, layout: RowLayout | None) -> Array | Non
         return None
     bad = jnp.moveaxis(present & ~jnp.isfinite(x.astype(jnp.float32)), layout.axis, 0)
     return bad.reshape(layout.before, layout.size, layout.after, -1).any((0, 2, 3))
-
-
-def _expanded(rows: Array, layout: RowLayout, ndim: int) -> Array:
-    """Repeat one value per row to the shape of the axis that the rows are on, with 1 for the other axes."""
-    entries = jnp.tile(jnp.repeat(rows, layout.after), layout.before)
-    return entries.reshape([-1 if i == layout.axis else 1 for i in range(ndim)])

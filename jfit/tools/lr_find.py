@@ -237,7 +237,8 @@ def lr_find(
     if not (start < end and steps >= 2 and diverge > 1):
         found = f"start is {start}, end is {end}, steps is {steps} and diverge is {diverge}"
         raise ValueError(f"lr_find: {found}; expected start < end, at least 2 steps, and diverge above 1")
-    _check_optimizer(optimizer)
+    if not isinstance(optimizer, str | Mapping) and not (isinstance(optimizer, Optimizer) and optimizer.takes_rate):
+        raise ValueError(f"lr_find: the optimizer {optimizer!r} contains its learning rate; pass it by name, such as 'adam'")
     source = train_data.source if isinstance(train_data, Rows) else train_data
     others = {"batch_size": batch_size, "optimizer": optimizer, "schedule": _exponential(start, end, steps)}
     others |= {"optimizer_params": {k: v for k, v in (optimizer_params or {}).items() if k != "learning_rate"}}
@@ -259,11 +260,6 @@ def _exponential(start: float, end: float, steps: int) -> Schedule:
     """Make the schedule: rate = base learning rate * (end / start)^((count - 1) / (steps - 1)), count = 1 .. steps."""
     growth = math.log(end / start) / (steps - 1)
     return Schedule("lr_find", lambda count, base: base * jnp.exp(growth * (count - 1)), base_lr=start)
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    if not isinstance(optimizer, str | Mapping) and not (isinstance(optimizer, Optimizer) and optimizer.takes_rate):
-        raise ValueError(f"lr_find: the optimizer {optimizer!r} contains its learning rate; pass it by name, such as 'adam'")
 
 
 def _dispatches(dispatcher: Any, data: Any, batch_size: int, steps: int) -> Dispatches:

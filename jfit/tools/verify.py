@@ -297,8 +297,7 @@ class _Comparison:
     def verification(self, directory: str, intervals: list[tuple[int, int]]) -> Verification:
         settings = [text for name, text in self.changes if name not in ENVIRONMENT]
         environment = [text for name, text in self.changes if name in ENVIRONMENT]
-        unreached = not self.reached
-        found = self.leaves, self.differences, settings, environment, unreached
+        found = self.leaves, self.differences, settings, environment, not self.reached
         return Verification(directory, self.same, intervals, *found)
 
 

@@ -263,8 +263,7 @@ def _train_rows(shared: Shared, state: TrainState, micro_batches: int) -> RowSet
     options: dict[str, Any] = {"micro_batches": micro_batches, "reason": plan.coupled}
     batches = DeviceBatches(model, data, shared.devices[:1], size, paddable=plan.paddable or folds is not None, **options)
     rows = [np.arange(data.num_rows, dtype=np.int32)] if folds is None else [train for train, _ in folds]
-    arrays, weight = _on_all((batches.arrays, batches.weight), shared.devices)
-    return RowSet(arrays, weight, rows, batches.layout._replace(paddable=plan.paddable))
+    return _row_set(batches, rows, plan.paddable, shared)
 
 
 def _eval_rows(shared: Shared, state: TrainState, train: RowSet) -> RowSet | None:
@@ -281,15 +280,16 @@ def _eval_rows(shared: Shared, state: TrainState, train: RowSet) -> RowSet | Non
         problem = f"{len(rows[0])} rows cannot be padded to batches of {size}: {plan.coupled or 'the model mixes rows'}"
         raise ValueError(f"sweep: the evaluation data: {problem}; choose an eval_batch_size that divides this number")
     if folds is None:
-        batches = DeviceBatches(model, data, shared.devices[:1], size)
-        arrays, weight = _on_all((batches.arrays, batches.weight), shared.devices)
-        return RowSet(arrays, weight, rows, batches.layout._replace(paddable=plan.paddable))
+        return _row_set(DeviceBatches(model, data, shared.devices[:1], size), rows, plan.paddable, shared)
     weight = None if data.weight is None else place(data.weight, shared.devices)  # without class weights
     return RowSet(train.arrays, weight, rows, BatchLayout(model, 1, size, size, size, 1, plan.paddable))
 
 
-def _on_all(arrays: Any, devices: Sequence[Any]) -> Any:
-    return place(arrays, devices) if len(devices) > 1 else arrays
+def _row_set(batches: DeviceBatches, rows: list[np.ndarray], paddable: bool, shared: Shared) -> RowSet:
+    """Copy the arrays, which are on the first device, to all devices."""
+    arrays = batches.arrays, batches.weight
+    arrays, weight = place(arrays, shared.devices) if len(shared.devices) > 1 else arrays
+    return RowSet(arrays, weight, rows, batches.layout._replace(paddable=paddable))
 
 
 def _program_key(given: MemberSettings, rule: UpdateRule) -> Any:
