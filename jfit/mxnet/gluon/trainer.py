@@ -27,7 +27,8 @@ from jfit.parallel import check_entry
 class Trainer:
     """Update parameters: w <- optimizer(w, rescale_grad * Σ gradients of the devices), rescale_grad = scale / batch_size.
 
-    For gradients of storage type row_sparse only the nonzero rows are updated (all rows with `lazy_update=False`).
+    For gradients of storage type row_sparse only the nonzero rows are updated; all rows by an optimizer with
+    `lazy_update=False`, and by Ftrl if the parameter's own storage type is not row_sparse.
     Multipliers are the parameters' `lr_mult` and `wd_mult`; unlike in Module names have no effect, so biases decay too.
 
     Args:
@@ -331,7 +332,7 @@ class Trainer:
         keys = [i for i, _ in trainable]
         cells = [p._cells(p._with_grad()) for _, p in trainable]
         outs = [p._cells(p._data) for _, p in trainable] if self._update_on_kvstore else cells
-        grads = [[_stored(p, c) for c in each] for (_, p), each in zip(trainable, cells, strict=True)]
+        grads = [[self._stored(p, c) for c in each] for (_, p), each in zip(trainable, cells, strict=True)]
         if isinstance(self._kvstore, KVStore):
             self._kvstore.pushpull(keys, grads, outs)
             return
@@ -349,15 +350,15 @@ class Trainer:
             for i, param in self._trainable():
                 cell = param._cells(param._data)[device]
                 if not ignore_stale_grad or getattr(cell, "_fresh_grad", False):
-                    batch.append((i, _stored(param, param._cells(param._with_grad())[device]), cell))
+                    batch.append((i, self._stored(param, param._cells(param._with_grad())[device]), cell))
             _run(updater, batch)
             for _, _, cell in batch:  # after the update: if it raises, the gradients stay fresh
                 cell._fresh_grad = False
 
-
-def _stored(param: Parameter, gradient: Any) -> Any:
-    """Return the gradient, as a `MutableRowSparse` if the parameter's grad_stype is row_sparse."""
-    return MutableRowSparse(as_array(gradient)) if param._grad_stype == "row_sparse" else gradient
+    def _stored(self, param: Parameter, gradient: Any) -> Any:
+        """Return the gradient, as a `MutableRowSparse` if only its rows are to be updated."""
+        by_rows = param._grad_stype == "row_sparse" and self._optimizer.updates_rows(param._stype)
+        return MutableRowSparse(as_array(gradient)) if by_rows else gradient
 
 
 def _run(updater: Any, batch: list[tuple[int, Any, Any]]) -> None:

@@ -180,15 +180,7 @@ class CenterCropAug(_ToSize):
         return functions.center_crop(src, self.size, self.interp)[0]
 
 
-class WithProbability(Augmenter):
-    """An augmenter that changes an image with probability `p`."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__(p=p)
-        self.p = p
-
-
-class HorizontalFlipAug(WithProbability):
+class HorizontalFlipAug(Augmenter):
     """Flip an image left and right with probability `p`.
 
     Args:
@@ -198,6 +190,10 @@ class HorizontalFlipAug(WithProbability):
         >>> HorizontalFlipAug(1.0)(np.arange(6).reshape(1, 2, 3)).tolist()
         [[[3, 4, 5], [0, 1, 2]]]
     """
+
+    def __init__(self, p: float) -> None:
+        super().__init__(p=p)
+        self.p = p
 
     def __call__(self, src: Any) -> Any:
         return on_host(src, np.fliplr) if random.random() < self.p else src
@@ -369,7 +365,7 @@ class ColorNormalizeAug(Augmenter):
         return functions.color_normalize(src, self.mean, self.std)
 
 
-class RandomGrayAug(WithProbability):
+class RandomGrayAug(Augmenter):
     """Convert to gray with probability `p`; the image still has three channels.
 
     Args:
@@ -379,6 +375,10 @@ class RandomGrayAug(WithProbability):
         >>> RandomGrayAug(1.0)(np.ones((2, 2, 3), "float32")).shape
         (2, 2, 3)
     """
+
+    def __init__(self, p: float) -> None:
+        super().__init__(p=p)
+        self.p = p
 
     def __call__(self, src: Any) -> Any:
         return on_host(src, colour.gray) if random.random() < self.p else src

@@ -137,6 +137,7 @@ class KVStore(KVStoreBase):
             check_entry(f"kvstore {name!r}", several=True)
         self._pushed: set[Any] = set()  # keys, shapes and dtypes that were pushed together, which the other processes know
         self._stored: dict[Any, Any] = {}  # MutableArray by key
+        self._stypes: dict[Any, str] = {}  # storage types of the values of init; the stored arrays are dense
         self._order: dict[Any, int] = {}  # position of each key in the order of init
         self._updater: Any = None
         self._compression: compression.Compression | None = None
@@ -192,21 +193,21 @@ class KVStore(KVStoreBase):
             ValueError: the processes have values of different shapes.
         """
         new: dict[Any, Any] = {}
-        by_rows: set[Any] = set()  # how an optimizer updates row_sparse weights can differ, see `Optimizer.stored_rows`
+        stypes: dict[Any, str] = {}
         for k, values in self._pairs(key, value):
             if k in self._stored or k in new or len(values) > 1:
                 what = f"has {len(values)} values" if len(values) > 1 else "is already in the store"
                 raise MXNetError(f"key {k!r} {what}; a key is initialized once, with one value; use push to change it.")
             new[k] = as_array(values[0])
-            by_rows |= {k} if getattr(values[0], "stype", "default") == "row_sparse" else set()
+            stypes[k] = getattr(values[0], "stype", "default")
         if self.num_workers > 1:
             main = from_main(new, "values of kvstore.init")
             values = device_put_all(list(main.values()), [sharding_of(new[k]) for k in main])
             new = dict(zip(main, values, strict=True))
         for k, first in new.items():
-            make = MutableRowSparse if k in by_rows else self.arrays.mutable
-            self._stored[k] = make(committed_copy(first))
+            self._stored[k] = self.arrays.mutable(committed_copy(first))
             self._order[k] = len(self._order)
+        self._stypes |= stypes
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Sum the values of each key over devices and processes, then store the sum, or call the updater with it.
@@ -221,7 +222,7 @@ class KVStore(KVStoreBase):
         """
         gathered: dict[Any, list[Any]] = {}
         pairs = self._pairs(key, value, must_exist=True)
-        dense = {k for k, values in pairs if any(getattr(v, "stype", "default") != "row_sparse" for v in values)}
+        dense = {k for k, values in pairs if not all(self._is_by_rows(k, v) for v in values)}
         for k, values in pairs:
             gathered.setdefault(k, []).extend(self._checked(k, v) for v in values)
         # MXNet's update order: int keys ascending, str keys in the order of init
@@ -244,9 +245,13 @@ class KVStore(KVStoreBase):
                 self._updater([keys[i] for i in local], [summed[i] for i in local], [cells[i] for i in local])
             return
         for k, value, cell in zip(keys, merged, cells, strict=True):
-            shown = self.arrays.mutable(cell.value)
-            self._updater(k, value, shown)
-            cell.value = shown.value
+            self._updater(k, value, cell)
+
+    def _is_by_rows(self, key: Any, gradient: Any) -> bool:
+        """Whether an `Updater` updates only the rows of a gradient: `Trainer` decides it for its own, a MutableRowSparse."""
+        if isinstance(gradient, MutableRowSparse) or getattr(gradient, "stype", "default") != "row_sparse":
+            return isinstance(gradient, MutableRowSparse)
+        return not isinstance(self._updater, Updater) or self._updater.optimizer.updates_rows(self._stypes[key])
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> Any:
         """Copy the stored values to `out`, or return them.

@@ -21,7 +21,7 @@ from jax import Array
 from jfit import counters, optim
 from jfit.checks import shown
 from jfit.formats.sparse import bounded_dense
-from jfit.mxnet.mutable import as_array, replace
+from jfit.mxnet.mutable import MutableRowSparse, as_array, replace
 from jfit.mxnet.optimizer import saved
 from jfit.mxnet.recording.backward import WaitingPass
 from jfit.optim.core import MASTER, is_small, wide
@@ -286,8 +286,10 @@ def update_in_place(
 ) -> None:
     """Update mutable arrays and those of their states, see `Optimizer.update_lists`."""
     values, names = [as_array(w) for w in weights], slot_names(optimizer)
+    if not optimizer.rows_of_dense:
+        grads = [as_array(g) if _updates_all(w, g) else g for w, g in zip(weights, grads, strict=True)]
     slots = existing_states(optimizer, names, indices, states, values) if names else [()] * len(values)
-    new, after = apply_update(optimizer, indices, values, optimizer.stored_rows(weights, grads), slots, one_by_one)
+    new, after = apply_update(optimizer, indices, values, grads, slots, one_by_one)
     for box, value in zip(weights, new, strict=True):
         replace(box, value)
     hidden = optimizer.hidden_slots and optimizer.hidden_slots.intersection(names)
@@ -296,6 +298,12 @@ def update_in_place(
             optimizer.hidden[index] = {name: value for name, value in zip(names, columns, strict=True) if name in hidden}
         for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(optimizer, columns, names)), strict=False):
             replace(part, column)
+
+
+def _updates_all(weight: Any, gradient: Any) -> bool:
+    """Whether a row_sparse gradient belongs to a dense weight; one of class MutableRowSparse: of a store, which has decided."""
+    stypes = [getattr(array, "stype", "default") for array in (weight, gradient)]
+    return stypes == ["default", "row_sparse"] and not isinstance(gradient, MutableRowSparse)
 
 
 def check_shapes(optimizer: Any, index: Any, slots: Slots, weight: Any) -> None:

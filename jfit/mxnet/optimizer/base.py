@@ -70,6 +70,8 @@ class Optimizer:
     parameters: ClassVar[tuple[str, ...]] = ()
     # boolean hyperparameters that are passed to the rule only if they are False
     off_switches: ClassVar[tuple[str, ...]] = ()
+    # whether `updates_rows` holds for dense weights, too
+    rows_of_dense: ClassVar[bool] = True
     # attribute -> hyperparameter of the rule, if the names differ
     rule_names: ClassVar[Mapping[str, str]] = {}
     # MXNet stores a single slot as the array itself, not as a tuple of one array
@@ -413,9 +415,12 @@ class Optimizer:
             return None
         return slots[0] if self.unwrap_single_slot else slots
 
-    def stored_rows(self, weights: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
-        """Return the gradients, those that update all rows of their weight as dense arrays."""
-        return grads
+    def updates_rows(self, stype: str) -> bool:
+        """Return whether a row_sparse gradient updates only its rows of a weight of storage type `stype`, if the rule is lazy.
+
+        False for an optimizer without a rule: the methods of a user's class get NDArrays.
+        """
+        return self.rule is not None and (self.rows_of_dense or stype == "row_sparse")
 
     def shared_for(self, indices: Sequence[Any]) -> Mapping[str, Any]:
         """Return the shared scalars (by name) to pass to an update of these parameters."""

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from jfit.graph.compose import STORAGE_TYPES
 from jfit.mxnet.keys import next_key
-from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.base import Hyper, Optimizer, group_size
 
@@ -448,7 +448,8 @@ class Ftrl(Optimizer):
     """FTRL-Proximal: z <- z + c(g) - (sqrt(n + c(g)^2) - sqrt(n)) * w / lr;  n <- n + c(g)^2.
 
     Then w <- (sign(z) * lamda1 - z) / ((beta + sqrt(n)) / lr + wd) where |z| > lamda1, else 0, so the initial weight is lost
-    in the first update.  c rescales and clips the gradient.  `learning_rate` does not replace a scheduler's `base_lr`, as in
+    in the first update.  c rescales and clips the gradient.  A row_sparse gradient updates all rows of a dense weight, and only
+    its own rows of a row_sparse weight.  `learning_rate` does not replace a scheduler's `base_lr`, as in
     MXNet: set `base_lr` when creating the scheduler.
 
     Args:
@@ -466,17 +467,16 @@ class Ftrl(Optimizer):
 
     rule = "ftrl"
     parameters = ("lamda1", "beta")
-    off_switches = ("lazy_update",)
-    lazy_update = False  # `stored_rows` sets it
+    rows_of_dense = False
 
     def __init__(self, lamda1: float = 0.01, learning_rate: float = 0.1, beta: float = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.lamda1, self.beta, self.lr = lamda1, beta, learning_rate
 
-    def stored_rows(self, weights: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
-        stored = [getattr(w, "stype", "default") == "row_sparse" for w in weights]
-        self.lazy_update = any(stored)
-        return [g if rows else as_array(g) for rows, g in zip(stored, grads, strict=True)] if self.lazy_update else grads
+    def hyper_for_names(self, names: Sequence[str], one_by_one: bool, fixed: Sequence[str] = ()) -> Hyper:
+        declared = self.sym_info[0] if self.sym_info else {}  # attributes of the variables of the graph
+        by_rows = any(declared.get(name, {}).get("__storage_type__") == str(STORAGE_TYPES["row_sparse"]) for name in names)
+        return () if by_rows else (("lazy_update", False),)
 
 
 # -------------------------------------------------------------------------------------------------------- large batches

@@ -200,22 +200,60 @@ def check_which_rows_ftrl_updates(mx):
             store.row_sparse_pull("w", out, row_ids=mx.nd.arange(4))
         values[f"{kind} store"] = out.asnumpy()
     data = mx.sym.var("data")
-    embedded = mx.sym.Embedding(data, name="e", input_dim=4, output_dim=2, sparse_grad=True)
-    for store in (None, "local"):
+    for store, kind in ((None, "default"), ("local", "default"), (None, "row_sparse"), ("local", "row_sparse")):
+        table = mx.sym.var("e_weight", stype=kind)
+        embedded = mx.sym.Embedding(data, table, name="e", input_dim=4, output_dim=2, sparse_grad=True)
         module = mx.mod.Module(mx.sym.MakeLoss(mx.sym.sum(embedded)), ["data"], None)
         module.bind([("data", (2,))])
         module.init_params(mx.init.One())
         module.init_optimizer(store, "ftrl", options)
-        layer = mx.gluon.nn.Embedding(4, 2, sparse_grad=True)
-        layer.initialize(mx.init.One())
-        trainer = mx.gluon.Trainer(layer.collect_params(), "ftrl", {"learning_rate": 0.5, "wd": 0.1}, store)
         for _ in range(2):
             module.forward_backward(mx.io.DataBatch([mx.nd.array([0, 2])], []))
             module.update()
+        values[f"Module {store} {kind}"] = module.get_params()[0]["e_weight"].asnumpy()
+        if store is None and kind == "row_sparse":
+            continue
+        weight = mx.gluon.Parameter("w", shape=(4, 2), stype=kind, grad_stype="row_sparse")
+        weight.initialize(mx.init.One())
+        trainer = mx.gluon.Trainer([weight], "ftrl", {"learning_rate": 0.5, "wd": 0.1}, store)
+        ids = mx.nd.array([0, 2], dtype="int64")
+        for _ in range(2):
+            array = weight.data() if kind == "default" else weight.row_sparse_data(mx.nd.arange(4, dtype="int64"))
             with mx.autograd.record():
-                loss = layer(mx.nd.array([0, 2])).sum()
+                loss = mx.nd.Embedding(ids, array, input_dim=4, output_dim=2, sparse_grad=True).sum()
             loss.backward()
             trainer.step(1)
-        values[f"Module {store}"] = module.get_params()[0]["e_weight"].asnumpy()
-        values[f"Trainer {store}"] = layer.weight.data().asnumpy()
+        array = weight.data() if kind == "default" else weight.row_sparse_data(mx.nd.arange(4, dtype="int64"))
+        values[f"Trainer {store} {kind}"] = array.asnumpy()
     return values
+
+
+def check_an_optimizer_of_the_user_with_a_row_sparse_key(mx):
+    class Slow(mx.optimizer.Optimizer):
+        def create_state(self, index, weight):
+            return mx.nd.zeros(weight.shape, weight.context, dtype=weight.dtype)
+
+        def update(self, index, weight, grad, state):
+            state[:] = state + grad.tostype("default")
+            dense = weight.tostype("default") - 0.5 * state
+            weight[:] = dense if weight.stype == "default" else dense.tostype("row_sparse")
+
+    store = mx.kv.create("local")
+    store.set_optimizer(Slow())
+    store.init("w", mx.nd.array(np.arange(1, 9).reshape(4, 2)).tostype("row_sparse"))
+    kept = []
+    for _ in range(2):
+        store.push("w", mx.nd.ones((4, 2)).tostype("row_sparse"))
+    out = mx.nd.zeros((4, 2), stype="row_sparse")
+    store.row_sparse_pull("w", out, row_ids=mx.nd.arange(4))
+    other = mx.kv.create("local")
+    other.init("w", mx.nd.zeros((2,)))
+
+    def updater(key, pushed, stored):
+        stored += pushed
+        kept.append(stored)
+
+    other._set_updater(updater)
+    for _ in range(2):
+        other.push("w", mx.nd.ones((2,)))
+    return {"weight": out.asnumpy(), "kept": [array.asnumpy().tolist() for array in kept]}

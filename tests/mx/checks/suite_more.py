@@ -82,7 +82,7 @@ def check_rows_of_a_store(mx):
 
 
 def check_ftrl_in_rows(mx):
-    """Ftrl leaves the rows alone that a row_sparse gradient does not have."""
+    """Ftrl leaves the rows of a row_sparse weight alone that a row_sparse gradient does not have."""
     weight = mx.nd.array([[1, 2], [3, 4], [5, 6]]).tostype("row_sparse")
     gradient = mx.nd.sparse.row_sparse_array(([[0.5, -1.0]], [1]), shape=(3, 2))
     update = mx.optimizer.get_updater(mx.optimizer.Ftrl(learning_rate=0.5, wd=0.01))
