@@ -22,8 +22,8 @@ Arguments that all optimizers share:
         are updated in float32 arithmetic with float32 state, and rounded after every update.
 
 A gradient may be a `SparseRows`, which has values for some rows of an embedding table.  Lazy optimizers (sgd, adam, adagrad,
-group_adagrad, ftrl) then update only those rows, and `jfit.optim.apply_updates` writes them in place.  Other optimizers update the
-whole table.
+group_adagrad, ftrl) then update only those rows, and `jfit.optim.apply_updates` writes them in place.  Other optimizers
+update the whole table.
 
 >>> import jfit.optim
 >>> jfit.optim.get("adam").learning_rate

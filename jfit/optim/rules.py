@@ -658,7 +658,8 @@ def ftrl(
         learning_rate: nonzero number, or a schedule: function of the number of updates done.
         lamda1: strength of the L1 penalty.
         beta: added to sqrt(n).
-        lazy_update: for a `SparseRows` gradient, update only its rows, so that a row without a gradient so far keeps its initial weight.
+        lazy_update: for a `SparseRows` gradient, update only its rows; rows without a gradient so far keep their
+            initial weight.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`; `wd` is the strength of the L2 penalty.
 
     Returns:
