@@ -248,7 +248,10 @@ class KVStore(KVStoreBase):
             self._updater(k, value, cell)
 
     def _is_by_rows(self, key: Any, gradient: Any) -> bool:
-        """Whether an `Updater` updates only the rows of a gradient: `Trainer` decides it for its own, a MutableRowSparse."""
+        """Whether the update after a push is to change only the rows of the weight at which this gradient is not 0.
+
+        `Trainer` has decided that for its gradients already: they are of class `MutableRowSparse` if it is so.
+        """
         if isinstance(gradient, MutableRowSparse) or getattr(gradient, "stype", "default") != "row_sparse":
             return isinstance(gradient, MutableRowSparse)
         return not isinstance(self._updater, Updater) or self._updater.optimizer.updates_rows(self._stypes[key])

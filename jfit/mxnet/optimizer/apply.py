@@ -301,7 +301,10 @@ def update_in_place(
 
 
 def _updates_all(weight: Any, gradient: Any) -> bool:
-    """Whether a row_sparse gradient belongs to a dense weight; one of class MutableRowSparse: of a store, which has decided."""
+    """Whether a row_sparse gradient must become a dense array because its weight is dense.
+
+    A `MutableRowSparse` stays: it comes from a key-value store or a Trainer, which have asked `updates_rows` before.
+    """
     stypes = [getattr(array, "stype", "default") for array in (weight, gradient)]
     return stypes == ["default", "row_sparse"] and not isinstance(gradient, MutableRowSparse)
 

@@ -70,7 +70,7 @@ class Optimizer:
     parameters: ClassVar[tuple[str, ...]] = ()
     # boolean hyperparameters that are passed to the rule only if they are False
     off_switches: ClassVar[tuple[str, ...]] = ()
-    # whether `updates_rows` holds for dense weights, too
+    # whether a row_sparse gradient updates only its rows even if the weight is dense, see `updates_rows`
     rows_of_dense: ClassVar[bool] = True
     # attribute -> hyperparameter of the rule, if the names differ
     rule_names: ClassVar[Mapping[str, str]] = {}
