@@ -252,9 +252,10 @@ class KVStore(KVStoreBase):
 
         `Trainer` has decided that for its gradients already: they are of class `MutableRowSparse` if it is so.
         """
-        if isinstance(gradient, MutableRowSparse) or getattr(gradient, "stype", "default") != "row_sparse":
-            return isinstance(gradient, MutableRowSparse)
-        return not isinstance(self._updater, Updater) or self._updater.optimizer.updates_rows(self._stypes[key])
+        if getattr(gradient, "stype", "default") != "row_sparse":
+            return False
+        is_decided = isinstance(gradient, MutableRowSparse) or not isinstance(self._updater, Updater)
+        return is_decided or self._updater.optimizer.updates_rows(self._stypes[key])
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> Any:
         """Copy the stored values to `out`, or return them.
