@@ -147,8 +147,8 @@ def fit(
             iterables are read in their own order.
         seed: integer seed of the initial parameters, the shuffling and random operators such as Dropout.
         steps_per_call: number of steps per dispatch (call of a compiled program), or "auto".  The parameters are bitwise
-            the same for every number; a reported loss may differ in its last bit.  On CPU, graphs with convolutions always run
-            one step per dispatch; functions with convolutions do not, and with 1 may round differently than with more.
+            the same for every number; a reported loss may differ in its last bit.  On CPU, models with convolutions always run
+            one step per dispatch.
         callbacks: list of `jfit.callbacks` and of functions of one `jfit.callbacks.Event`.
         checkpoint: folder in which to save checkpoints, locked until training ends; or `jfit.callbacks.checkpointing(folder,
             ...)`, which has more options.  Checkpoints of an earlier run in this folder are moved to its subfolder

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 import jax
 
@@ -80,7 +79,6 @@ def _advise(count: int) -> None:
 def training_devices(
     model: Model,
     plan: Plan,
-    arrays: tuple[Any, Any, Mapping[str, Any]],
     sizes: Collection[int] | None,
     micro_batches: int,
     rule: Reduce,
@@ -90,7 +88,6 @@ def training_devices(
     Args:
         model: the model.
         plan: its plan for the first batch.
-        arrays: (parameters, auxiliary states, inputs of the first batch), to look for convolutions in the model of a function.
         sizes: numbers of rows of all training batches, the largest first; None: they are not known.
         micro_batches: number of parts of each batch.
         rule: how gradients are reduced; an ordered one cuts every batch into a fixed number of slices.
@@ -99,7 +96,7 @@ def training_devices(
         List of `jax.Device` of this process; those of a job have as many each.  If batches cannot be padded and do not
         divide evenly, it is shorter, which is logged.
     """
-    wished, processes = auto_devices(has_convolutions(model, *arrays)), num_processes()
+    wished, processes = auto_devices("convolution" in model.traits or plan.convolutions), num_processes()
 
     def splits(count: int) -> bool:
         count *= processes
@@ -137,24 +134,3 @@ def batch_sizes(data: ArrayData | StreamData, batch_size: int) -> list[int] | No
         return None
     whole, last = divmod(data.num_rows, batch_size)
     return [batch_size] * (whole > 0) + [last] * (last > 0)
-
-
-def has_convolutions(model: Model, params: Any, aux: Any, inputs: Mapping[str, Any]) -> bool:
-    """Return whether a model computes convolutions; a function is traced, if this may decide about its devices.
-
-    Args:
-        model: the model.
-        params: parameters by name.
-        aux: auxiliary states by name.
-        inputs: a batch, arrays by name.
-
-    Example:
-        >>> import jax.numpy as jnp, jfit
-        >>> model = jfit.Model.from_function(lambda p, x: x * p["w"], loss=jnp.subtract, params={"w": jnp.ones(())})
-        >>> has_convolutions(model, {"w": jnp.ones(())}, {}, {"x": jnp.ones(4), "label": jnp.ones(4)})
-        False
-    """
-    if model.symbol is not None or "convolution" in model.traits or jax.local_devices()[0].platform != "cpu":
-        return "convolution" in model.traits
-    traced = jax.make_jaxpr(lambda *arrays: model.apply(*arrays))(params, aux, dict(inputs))
-    return "conv_general_dilated" in str(traced)

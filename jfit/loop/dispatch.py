@@ -430,13 +430,14 @@ def _shapes(batch: Batch) -> Any:
 def dispatcher_of(problem: Problem) -> Any:
     """Create the dispatcher of a problem, which divides the batches of an epoch into calls of compiled programs.
 
-    It is a `ResidentDispatcher` for arrays that fit into device memory, else a `StreamDispatcher`.  Networks for which
-    `unrolls(model)` is True (convolutions on CPU) do one step per dispatch and ignore `steps_per_call`: XLA's loops are
-    slow for them, and an unrolled loop rounds differently from separate steps.  Steps with `reduce="ordered"` also run one by
-    one, and always use a `StreamDispatcher`.
+    It is a `ResidentDispatcher` for arrays that fit into device memory, else a `StreamDispatcher`.  On a CPU, models with
+    convolutions, graphs as well as functions, do one step per dispatch and ignore `steps_per_call`: XLA's loops are slow for
+    them and may round differently, as do unrolled loops.  Steps with `reduce="ordered"` also run one by one, and always use
+    a `StreamDispatcher`.
     """
     options, devices = problem.options, problem.settings.devices
     data, on_device, one = problem.data, options.data_on_device, unrolls(problem.model, devices)
+    one |= problem.plan.convolutions and devices[0].platform == "cpu"
     if problem.step.reduce.slices is not None:  # slices go to the devices that compute them
         one, on_device = True, False
     resident = isinstance(data, ArrayData) and (fits_on_device(data, devices) if on_device == "auto" else bool(on_device))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jfit import counters
+from jfit.graph.costs import bodies
 from jfit.lowering.coupling import Coupling, coupling_of, rows_are_independent
 from jfit.lowering.dependence import Layout, batch_rows, row_layouts
 from jfit.lowering.lookups import Lookup, lookups_of_function
@@ -35,6 +36,7 @@ class FunctionRows:
         self.adapter = adapter
         self._traced: dict[Any, tuple[Coupling, tuple[Layout, ...]]] = {}  # shapes of the inputs, mode -> ...
         self._lookups: dict[Any, tuple[Lookup, ...]] = {}  # keys as those of `_traced`
+        self._convolves = False  # whether a traced network or loss has convolutions
 
     def plan(self, specs: Specs) -> Plan:
         """Return shapes and row layouts of the outputs, see `Model.plan`; without labels in `specs`, those of a prediction."""
@@ -83,7 +85,8 @@ class FunctionRows:
         of_loss = coupling.sentence if coupling.in_loss else coupling.of_loss
         gathered = bool(of_loss) and self.adapter.gather
         lookups = self._lookups.get(self._shapes(specs, train), ())
-        return Plan(shapes, rows, not reason, reason, coupling.sentence, coupling.in_loss, gathered, None, of_loss, lookups)
+        facts = coupling.sentence, coupling.in_loss, gathered, None, of_loss, lookups, self._convolves
+        return Plan(shapes, rows, not reason, reason, *facts)
 
     def _trace(self, specs: Specs, train: bool) -> tuple[Coupling, tuple[Layout, ...]]:
         key = self._shapes(specs, train)
@@ -115,6 +118,7 @@ class FunctionRows:
         names: list[str | None] = [None] * len(jax.tree.leaves(arguments[:2]))
         names += sorted(self._data(specs))  # the order of the leaves of a dict
         self._lookups[self._shapes(specs, train)] = lookups_of_function(closed, [*names, None])
+        self._convolves |= _convolves(closed)
         of_outputs, of_aux = tuple(layouts[: len(outputs)]), layouts[len(outputs) :]
         self._check_gathered(of_outputs)
         found = dict(zip(adapter.output_names(len(outputs)), of_outputs, strict=True))
@@ -141,12 +145,14 @@ class FunctionRows:
 
     def _loss_coupling(self, specs: Specs, outputs: Any, layouts: tuple[Layout, ...], values: tuple[Any, Any]) -> Coupling:
         adapter, size = self.adapter, self.adapter.rows(specs)
-        if adapter.terms.per_batch:
-            return Coupling("dependent", "the loss is one scalar for the batch (loss_per_batch=True)")
         batch = {n: specs[n] for n in self._names(specs)}
-        arguments = (outputs, batch, jax.ShapeDtypeStruct((size,), jnp.float32), *values)
+        weight = None if adapter.terms.per_batch else jax.ShapeDtypeStruct((size,), jnp.float32)
+        arguments = (outputs, batch, weight, *values)
         joint_loss = functools.partial(adapter.joint_loss, separate=True)
         closed, losses = jax.make_jaxpr(joint_loss, return_shape=True)(*arguments)
+        self._convolves |= _convolves(closed)
+        if adapter.terms.per_batch:
+            return Coupling("dependent", "the loss is one scalar for the batch (loss_per_batch=True)")
         known: list[Layout] = [batch_rows(size) if adapter.has_rows(n) else None for n in sorted(batch)]
         known.append(batch_rows(size))
         results = row_layouts(closed, [*layouts, *known, *[None] * len(jax.tree.leaves(values))])
@@ -207,3 +213,9 @@ def _rows(layout: Layout, shape: tuple[int, ...], size: int) -> MaybeLayout:
     if shape[:1] == (size,):
         return batch_rows(size)
     return None if layout is None else LOST
+
+
+def _convolves(closed: Any) -> bool:
+    """Whether a jaxpr computes convolutions, also in the functions that it calls."""
+    eqns = getattr(closed, "jaxpr", closed).eqns
+    return any(e.primitive.name == "conv_general_dilated" or any(map(_convolves, bodies(e))) for e in eqns)

@@ -145,6 +145,7 @@ class Plan(NamedTuple):
         evaluation: the same facts for evaluation mode if they differ, else None; `in_evaluation` reads it.
         of_loss: how the loss combines rows, also where the outputs do; "" if it does not, and for graphs.
         lookups: inputs that are row indices of tables, each a `jfit.lowering.lookups.Lookup`.
+        convolutions: whether a JAX function or its loss computes convolutions; graphs have the trait "convolution" instead.
     """
 
     shapes: tuple[jax.ShapeDtypeStruct, ...]
@@ -157,6 +158,7 @@ class Plan(NamedTuple):
     evaluation: Any = None
     of_loss: str = ""
     lookups: tuple[Any, ...] = ()
+    convolutions: bool = False
 
     @property
     def in_evaluation(self) -> Plan:

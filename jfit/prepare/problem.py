@@ -278,11 +278,12 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     models = [model, *task.others]
     plans = [checked_plan(each, data, probe, state) for each in models]
     plan = next((each for each in plans if not each.paddable), plans[0])
+    plan = plan._replace(convolutions=any(each.convolutions for each in plans))
     if jax.process_count() > 1:
         plan = agreed_plan(plan)
     if is_auto(options.devices):
         sizes = batch_sizes(data, options.batch_size)
-        devices = training_devices(model, plan, (state.params, state.aux, probe), sizes, options.micro_batches, rule)
+        devices = training_devices(model, plan, sizes, options.micro_batches, rule)
         settings = replace(settings, devices=across(devices))
     if plan.coupled or plan.of_loss:
         warn_per_device(plan, len(settings.devices), synced=options.sync_batch_stats, slices=rule.slices)

@@ -10,7 +10,10 @@ from engine_nets import conv_net, mlp
 
 import jfit
 from jfit.feed import auto_devices as auto
-from jfit.lowering.model import Plan
+from jfit.loop.dispatch import dispatcher_of
+from jfit.lowering.model import Plan, specs_of
+from jfit.prepare.options import FitOptions
+from jfit.prepare.problem import prepare
 from jfit.step.reduce import get as get_reduce
 
 PADDABLE, UNPADDABLE = Plan((), (), True), Plan((), (), False, "sorted over the batch axis")
@@ -72,20 +75,38 @@ def test_one_line_says_how_to_emulate_devices(four_cores, monkeypatch, caplog):
     ],
 )
 def test_batches_can_be_split_over_the_chosen_devices(four_cores, caplog, plan, sizes, micro_batches, reduce, count):
-    devices = auto.training_devices(conv_net(), plan, ({}, {}, {}), sizes, micro_batches, get_reduce(reduce))
+    devices = auto.training_devices(conv_net(), plan, sizes, micro_batches, get_reduce(reduce))
     assert len(devices) == count and len(caplog.records) == (count < 4)
     if count < 4 and not plan.paddable:
         assert f"{count} of 4 devices" in caplog.text and "cannot be padded: sorted over the batch axis" in caplog.text
 
 
-def test_a_function_is_searched_for_convolutions_inside_of_inner_functions():
-    def net(params, x):
-        return jax.jit(lambda x: jax.lax.conv(x, params["w"], (1, 1), "SAME"))(x).mean((1, 2, 3))
+def convolved(params, x):
+    return jax.jit(lambda x: jax.lax.conv(x, params["w"], (1, 1), "SAME"))(x).mean((1, 2, 3))
 
-    params, batch = {"w": jnp.ones((1, 1, 3, 3))}, {"x": np.ones((2, 1, 4, 4), "float32"), "label": np.zeros(2)}
-    assert auto.has_convolutions(jfit.Model.from_function(net, loss=jnp.subtract, params=params), params, {}, batch)
-    plain = jfit.Model.from_function(lambda p, x: (x * p["w"].sum()).mean((1, 2, 3)), loss=jnp.subtract, params=params)
-    assert not auto.has_convolutions(plain, params, {}, batch)
+
+def scaled(params, x):
+    return (x * params["w"].sum()).mean((1, 2, 3))
+
+
+def blurred_error(y, label):
+    return jnp.square(jnp.convolve(y - label, jnp.ones(3), mode="same"))
+
+
+@pytest.mark.parametrize(
+    ("net", "terms", "convolutions"),
+    [
+        (convolved, {"loss": jnp.subtract}, True),
+        (scaled, {"loss": jnp.subtract}, False),
+        (scaled, {"loss": blurred_error}, True),
+        (scaled, {"loss": lambda y, label: blurred_error(y, label).sum(), "loss_per_batch": True}, True),
+    ],
+)
+def test_functions_and_losses_are_searched_for_convolutions_which_run_one_step_per_dispatch(net, terms, convolutions):
+    params, batch = {"w": jnp.ones((1, 1, 3, 3))}, {"x": np.ones((6, 1, 4, 4), "float32"), "label": np.zeros(6, "float32")}
+    assert jfit.Model.from_function(net, params=params, **terms).plan(specs_of(batch)).convolutions == convolutions
+    options = FitOptions(params=params, batch_size=3, steps_per_call=2, shuffle=False, **terms).checked()
+    assert dispatcher_of(prepare(net, batch, None, options)).spec.steps_per_call == (1 if convolutions else 2)
 
 
 @pytest.mark.slow

@@ -28,7 +28,6 @@ HOST_METRIC = "binary logits"  # the exact area under the curve needs the output
 SCALAR_LOSS = "contrastive loss, one scalar per batch"  # has no value for a micro-batch
 TREES = "several inputs and outputs by name"
 TWO_INPUTS = "integer and float inputs"
-CONVOLUTION = "Equinox, convolution, averaged parameters"
 LANGUAGE = "language model, T = V, labels -100 ignored"
 
 
@@ -134,10 +133,6 @@ def test_micro_batches_compute_the_same_update(name):
 @pytest.mark.repetitions(slow=5)
 @pytest.mark.parametrize("name", half(CASES, "Flax nnx, batch normalization"))
 def test_steps_per_call_change_no_bit(name):
-    """Except for a function with a convolution: XLA:CPU compiles it otherwise inside a loop, seen on a processor with AVX2."""
-    if name == CONVOLUTION:
-        assert_close(by_fit(CASES[name].build(), steps_per_call=1), by_hand(name))
-        return
     assert_same_bits(name, dict(results_bits(name, 1)), dict(results_bits(name)))
 
 
