@@ -22,7 +22,11 @@ from benchmarks.measure import machine
 from benchmarks.peers import page, runs
 from benchmarks.workloads import WORKLOADS
 
-LEGS = "names, separated by commas; default: %(default)s; onednn is an experiment: see benchmarks/peers/onednn_fit.py"
+LEGS = (
+    "names, separated by commas; default: %(default)s; also: function; "
+    "and onednn, which is an experiment: see benchmarks/peers/onednn_fit.py"
+)
+NAMED = ("function", "onednn")  # legs that are measured only if `--legs` names them
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -31,7 +35,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--workload", choices=runs.all_workloads(), action="append", help="default: all")
     parser.add_argument("--cores", type=int, choices=sorted(runs.CLOCKS), help="1: CPU-seconds, 2: wall time; default: both")
-    parser.add_argument("--legs", default=",".join(name for name in runs.ENTRIES if name != "onednn"), help=LEGS)
+    parser.add_argument("--legs", default=",".join(name for name in runs.ENTRIES if name not in NAMED), help=LEGS)
     parser.add_argument("--malloc", choices=["both", "keep", "default"], default="both", help="allocator settings to measure")
     parser.add_argument("--python", default=sys.executable, help="interpreter of torch, Keras and Flax; default: this one")
     parser.add_argument("--mxnet", help="interpreter that has Apache MXNet 1.9.1; default: MXNet is left out")

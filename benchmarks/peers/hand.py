@@ -21,6 +21,7 @@ from benchmarks.peers import Leg
 from benchmarks.workloads import BLOCKS, CLASSES, MOMENTUM, STAGES, Workload
 
 Arrays = dict[str, Any]
+SLICES = {"lenet": 16, "resnet20": 4}  # of the batch, over which filter gradients are summed
 
 
 class Values(dict[str, Any]):
@@ -243,7 +244,7 @@ def training(
     """
     x, y = workload.arrays("NHWC")
     params, aux = initial(workload, x)
-    slices = {"lenet": 16, "resnet20": 4}.get(workload.kind, 1) if slices is None else slices
+    slices = SLICES.get(workload.kind, 1) if slices is None else slices
     size, update = workload.batch, ft.partial(_adam if workload.text else _sgd, workload.learning_rate)
 
     def rows(index: Any, data: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -12,14 +12,16 @@ from benchmarks.peers.symbols import network
 from benchmarks.workloads import MOMENTUM, Workload
 
 
-def _function(workload: Workload, x: Any, attention: str) -> tuple[Any, dict[str, Any]]:
+def _function(workload: Workload, attention: str) -> tuple[Any, dict[str, Any]]:
     from benchmarks.peers import hand
 
-    def net(params: Any, tokens: Any) -> Any:
-        logits, _ = hand.forward(hand.Values(params), {}, tokens, workload, attention=attention)
-        return logits.reshape(*tokens.shape, workload.words)
+    slices = hand.SLICES.get(workload.kind, 1)
 
-    return net, {"params": hand.initial(workload, x)[0], "loss": "cross_entropy"}
+    def net(params: Any, x: Any) -> Any:
+        logits, _ = hand.forward(hand.Values(params), {}, x, workload, slices=slices, attention=attention)
+        return logits.reshape(*x.shape, workload.words) if workload.text else logits
+
+    return net, {"params": hand.initial(workload, workload.arrays("NHWC")[0])[0], "loss": "cross_entropy"}
 
 
 def begin(
@@ -30,10 +32,11 @@ def begin(
     `source` are the training data: "arrays", or the same rows from a "generator", "torch" or "grain".
     """
     rate, text = workload.learning_rate, workload.text
-    data, runs = batches(workload, source), []
-    model, more = (
-        (network(jfit.sym, workload), {}) if attention is None else _function(workload, workload.arrays()[0], attention)
-    )
+    runs: list[Any] = []
+    if attention is None:
+        data, model, more = batches(workload, source), network(jfit.sym, workload), {}
+    else:
+        data, (model, more) = workload.arrays("NHWC"), _function(workload, attention)
     rule = ("adam", {"learning_rate": rate}) if text else ("sgd", {"learning_rate": rate, "momentum": MOMENTUM})
     options: dict[str, Any] = {"optimizer": rule[0], "optimizer_params": rule[1], "eval_metric": None if text else "acc"}
     if workload.dtype != "float32":

@@ -40,6 +40,7 @@ class Entry:
 
 ENTRIES = {
     "jfit": Entry("jfit.fit", "jfit_fit"),
+    "function": Entry("jfit.fit of the hand-written function", "jfit_fit", {"attention": "einsum"}, ("w1", "w2")),
     "jfit.mx": Entry("jfit.mx Module.fit", "module_fit", {"package": "jfit.mx"}, ("w4", "w5")),
     "onednn": Entry("jfit.fit, oneDNN", "onednn_fit", workloads=("w2", "w3")),
     "hand": Entry("hand-written JAX", "hand"),

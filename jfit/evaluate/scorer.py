@@ -178,7 +178,8 @@ class ResidentScorer:
         batches = DeviceBatches(scorer.model, data, scorer.devices, scorer.batch_size)
         self.num_batches = batches.layout.num_batches
         self._epoch_data = batches.epoch_data(np.arange(data.num_rows, dtype=np.int32))
-        self._one_per_call = unrolls(scorer.model, scorer.devices)
+        plan = plan_of(scorer.model, first_batch(scorer.model, data, scorer.batch_size))
+        self._one_per_call = unrolls(scorer.model, scorer.devices, plan)
         # Not a method: JAX's cache keeps compiled functions alive, and a method would keep `self` and its data alive, too.
         program = functools.partial(_add_batches, scorer.step, batches.layout, self._one_per_call)
         axes = (None, None, None, EPOCH_DATA_AXES, None, None)

@@ -436,8 +436,7 @@ def dispatcher_of(problem: Problem) -> Any:
     a `StreamDispatcher`.
     """
     options, devices = problem.options, problem.settings.devices
-    data, on_device, one = problem.data, options.data_on_device, unrolls(problem.model, devices)
-    one |= problem.plan.convolutions and devices[0].platform == "cpu"
+    data, on_device, one = problem.data, options.data_on_device, unrolls(problem.model, devices, problem.plan)
     if problem.step.reduce.slices is not None:  # slices go to the devices that compute them
         one, on_device = True, False
     resident = isinstance(data, ArrayData) and (fits_on_device(data, devices) if on_device == "auto" else bool(on_device))

@@ -20,6 +20,7 @@ from jfit.lowering.model import (
     LossSums,
     Model,
     Params,
+    Plan,
     Policy,
     RowLosses,
     joint_losses,
@@ -378,7 +379,7 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
         return (gradients, aux, rows + extra.rows, shared), None
 
     carry = (gradients, aux, sums.rows, sums.shared)
-    if unrolls(model):
+    if unrolls(model, plan=plan_of(model, part_of(0).inputs)):
         for i in range(1, count):
             carry, _ = add_part(carry, (i, part_of(i)))
     else:
@@ -413,12 +414,13 @@ def select(condition: Array, new: Any, old: Any, always_new: Collection[str] = (
     return jax.tree_util.tree_map_with_path(choose, new, old)
 
 
-def unrolls(model: Model, devices: Sequence[Any] | None = None) -> bool:
+def unrolls(model: Model, devices: Sequence[Any] | None = None, plan: Plan | None = None) -> bool:
     """Whether loops inside a program must be unrolled: on CPU, XLA compiles convolutions inside loop bodies to slow code.
 
     Args:
         model: the `Model` that the loop body runs.
         devices: the devices that run the program.  None: a program that is being traced.
+        plan: the plan of the model, which says whether a JAX function has convolutions; graphs do not need it.
 
     Returns:
         bool: True for models with convolutions on CPU.
@@ -428,7 +430,8 @@ def unrolls(model: Model, devices: Sequence[Any] | None = None) -> bool:
         >>> unrolls(jfit.lower(jfit.sym.square(jfit.sym.Variable("data"))))
         False
     """
-    return "convolution" in model.traits and (devices[0].platform if devices else platform_of()) == "cpu"
+    convolves = "convolution" in model.traits or (plan is not None and plan.convolutions)
+    return convolves and (devices[0].platform if devices else platform_of()) == "cpu"
 
 
 def part_key(key: Array, step: Any, number: Any = 0) -> Array:

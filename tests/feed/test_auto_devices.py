@@ -106,7 +106,11 @@ def test_functions_and_losses_are_searched_for_convolutions_which_run_one_step_p
     params, batch = {"w": jnp.ones((1, 1, 3, 3))}, {"x": np.ones((6, 1, 4, 4), "float32"), "label": np.zeros(6, "float32")}
     assert jfit.Model.from_function(net, params=params, **terms).plan(specs_of(batch)).convolutions == convolutions
     options = FitOptions(params=params, batch_size=3, steps_per_call=2, shuffle=False, **terms).checked()
-    assert dispatcher_of(prepare(net, batch, None, options)).spec.steps_per_call == (1 if convolutions else 2)
+    problem = prepare(net, batch, None, options)
+    assert dispatcher_of(problem).spec.steps_per_call == (1 if convolutions else 2)
+    if "loss_per_batch" not in terms:  # such a loss does not allow for micro-batches
+        step = jfit.train_step(jfit.Model.from_function(net, params=params, **terms), micro_batches=2)
+        assert ("scan" in str(jax.make_jaxpr(step)(problem.take_state(), batch))) != convolutions
 
 
 @pytest.mark.slow

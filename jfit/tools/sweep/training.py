@@ -15,6 +15,7 @@ from jfit.checks import positive_integer
 from jfit.feed.batches import RESIDENT_SHARE, BatchLayout
 from jfit.interrupts import StopFlag, Stopped
 from jfit.loop.dispatch import auto_steps_per_call, reported_lr
+from jfit.lowering.model import plan_of
 from jfit.parallel.devices import place
 from jfit.parallel.spmd import Window, compile_spmd
 from jfit.step import eval_step, unrolls
@@ -39,7 +40,8 @@ class Group:
     def __init__(self, trials: Sequence[Trial], devices: Sequence[Any], most: int | None, keeps_best: bool) -> None:
         self.trials, self.devices, self.keeps_best = trials, devices, keeps_best
         self.shared, self.layout, self.zeros = trials[0].shared, trials[0].layout, trials[0].state.metrics
-        self.loops = not unrolls(self.shared.task.model, devices)
+        task = self.shared.task
+        self.loops = not unrolls(task.model, devices, plan_of(task.model, dict(task.probe)))
         if most is not None:
             positive_integer(members_per_call=most)
         self.most = max(most // len(devices), 1) if most else members_per_device(trials[0], devices, keeps_best)
@@ -157,7 +159,9 @@ class Part:
 
     def _batches_per_call(self, name: str) -> int:
         trial, group = self.trials[0], self.group
-        steps = trial.given.options.steps_per_call if name == "train" and group.loops else "auto"
+        if not group.loops:
+            return 1
+        steps = trial.given.options.steps_per_call if name == "train" else "auto"
         size = group.layout.batch_size * self.stacking.size
         one = group.shared.task.model, trial.state.params, size, group.devices
         return int(auto_steps_per_call(*one) if steps == "auto" else steps)
