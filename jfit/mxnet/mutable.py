@@ -126,10 +126,11 @@ class MutableArray:
 
 
 class MutableRowSparse(MutableArray):
-    """A dense MutableArray that represents a row_sparse gradient: all-zero rows are treated as not stored.
+    """A dense MutableArray that represents a row_sparse gradient.
 
     Args:
         value: array of shape (rows, ...).
+        stored: bool of shape (rows,), which rows are stored; None: those that are not all zero.
 
     Example:
         >>> import jax.numpy as jnp
@@ -137,13 +138,17 @@ class MutableRowSparse(MutableArray):
         [2, 1]
     """
 
-    __slots__ = ()
+    __slots__ = ("stored",)
     stype = "row_sparse"
+
+    def __init__(self, value: Any, stored: np.ndarray | None = None) -> None:
+        super().__init__(value)
+        self.stored = stored
 
     @property
     def by_rows(self) -> Any:
-        """Return the rows that are not all zero, as `jfit.optim.SparseRows`."""
-        return _stored_rows(self.value)
+        """Return the stored rows, as `jfit.optim.SparseRows`."""
+        return _stored_rows(self.value, self.stored)
 
 
 def as_array(value: Any) -> Any:

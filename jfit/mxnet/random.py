@@ -11,16 +11,18 @@ Distribution parameters are either all scalars (operator `_random_*`; the result
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from jfit.mxnet.context import Context
 from jfit.mxnet.keys import seed as seed
 from jfit.mxnet.namespaces import find
 from jfit.mxnet.ndarray.array import NDArray, function
 from jfit.mxnet.ndarray.create import array
 from jfit.mxnet.ndarray.invoke import is_array
+from jfit.ops import lookup
 
 __all__ = [
     "exponential", "gamma", "generalized_negative_binomial", "multinomial", "negative_binomial", "normal", "poisson", "randint",
@@ -241,7 +243,7 @@ def randint(low: int, high: int, shape: Any = None, dtype: Any = "int32", ctx: A
         >>> randint(5, 6, shape=2).asnumpy().tolist()
         [5, 5]
     """
-    return _sample("randint", {"low": low, "high": high}, shape, dtype or "int32", ctx, out)
+    return _sample("randint", {"low": low, "high": high}, shape, dtype, ctx, out)
 
 
 def shuffle(data: Any, out: Any = None) -> NDArray:
@@ -274,7 +276,30 @@ def _sample(distribution: str, parameters: Mapping[str, Any], shape: Any, dtype:
     if out is not None:
         out[:] = samples
         return out
-    return array(samples, ctx, np.float32 if dtype is None else dtype)
+    return array(samples, ctx, dtype)
+
+
+def registered(distribution: str) -> Callable[..., NDArray]:
+    """Return `mx.nd.random_<distribution>`: arguments are those of the operator, in its order, which has `ctx` before `dtype`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> registered("exponential")(4.0, (2, 3), mx.cpu(0), "float16").dtype.__name__
+        'float16'
+    """
+    defaults = {name: a.default for name, a in lookup(f"_random_{distribution}").attrs.items()} | {"out": None}
+
+    def draw(*args: Any, name: str | None = None, **kwargs: Any) -> NDArray:
+        """Sample from a distribution, with the arguments of its operator."""
+        given = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+        parameters = {n: given.pop(n) for n in [*defaults][:-4]}  # without shape, ctx, dtype and out
+        if isinstance(given["ctx"], str):  # as in the attributes of a symbol: "cpu(0)", or "" for the current context
+            kind, _, number = given["ctx"].rstrip(")").partition("(")
+            given["ctx"] = Context(kind, int(number or 0)) if kind else None
+        return _sample(distribution, parameters, **given)
+
+    draw.__name__ = draw.__qualname__ = f"random_{distribution}"
+    return draw
 
 
 def sizes(shape: Any) -> tuple[int, ...]:

@@ -91,23 +91,23 @@ def coalesce(rows: SparseRows, size: int) -> SparseRows:
     return SparseRows(distinct, jax.ops.segment_sum(rows.values, segment, len(indices)), unique=True)
 
 
-def stored_rows(table: Array) -> SparseRows:
-    """Convert a dense table to `SparseRows`, keeping the rows that are not all zero.
+def stored_rows(table: Array, stored: Any = None) -> SparseRows:
+    """Convert a dense table to `SparseRows`, keeping the rows that are stored.
 
     Args:
         table: array of shape (size, ...).
+        stored: bool of shape (size,), which rows are stored; None: those that are not all zero.
 
     Returns:
-        `SparseRows` with n = size, so that shapes are static; all-zero rows get an out-of-range index.
+        `SparseRows` with n = size, so that shapes are static; rows that are not stored get an out-of-range index.
 
     Example:
         >>> stored_rows(jnp.array([[0.0, 0.0], [1.0, 0.0]])).indices.tolist()
         [2, 1]
     """
     size = len(table)
-    return without(
-        SparseRows(jnp.arange(size, dtype=jnp.int32), table, unique=True), ~jnp.any(table.reshape(size, -1), axis=1), size
-    )
+    stored = jnp.any(table.reshape(size, -1), axis=1) if stored is None else stored
+    return without(SparseRows(jnp.arange(size, dtype=jnp.int32), table, unique=True), ~stored, size)
 
 
 def without(rows: SparseRows, dropped: Array, size: int) -> SparseRows:

@@ -72,6 +72,8 @@ LINES = {  # opset -> nodes in ONNX's text format; I(...) is a constant vector o
         TopK<largest=0>(rows,I(2))  CumSum(rows,K64(1))  Reshape(image,I(0,-1))  Reshape(image,I(-1,2,2,6,6))
         Transpose(image)  Transpose<perm=[0,2,1]>(rows)  Squeeze(one_four,I(0))  Unsqueeze(table,I(-1,0))
         Concat<axis=1>(rows,rows)  Split<axis=-1>(table)  Split<axis=1>(line,I(1,3))  Expand(table,I(3,1,4))
+        q = Abs(whole)  Pow(q,S(0.5))  Pow(q,four)  Pow(q,K(2))  Pow(S(2.5),whole)  Slice(rows,I(-9),I(-99),I(1),I(-1))
+        Pad(rows,I(0,-1,2,0,0,-2),S(3))  Pad<mode="edge">(image,I(0,0,-1,2,0,0,1,0))
         Slice(image,I(-1,5),I(-99,0),I(1,3),I(-1,-2))  Slice(image,I(1,1),I(2,3))  Gather<axis=1>(rows,K64(-1))
         Gather<axis=1>(rows,I(2,0))  Gather(rows,K64(1))  Gather<axis=2>(rows,ids)  GatherElements<axis=1>(table,ids)
         GatherND(rows,ids)  ScatterElements<axis=1>(table,ids,updates)  Pad(rows,I(0,1,2,1,0,0),S(3))
@@ -314,6 +316,7 @@ def test_nodes_have_the_names_of_the_file_and_metadata_its_shapes(tmp_path):
             'Conv<auto_pad="SAME_LOWER",strides=[2,2],group=2>(open,w)',
             "auto_pad=SAME_LOWER and strides, for images of any size; fix the shapes",
         ),
+        ("LRN<size=2>(image)", "LRN of opset 13, has an even size; export it with an odd one"),
         ("GRU<hidden_size=4>(time,gru_w,gru_r)", "attributes that MXNet's RNN lacks"),
         (
             "r = Reshape(rows,I(5,-1))  Softmax(r)",

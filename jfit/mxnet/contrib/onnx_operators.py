@@ -44,6 +44,16 @@ def _nary(stem: str, n: Node) -> Any:
     return functools.reduce(operator(both), n.all)
 
 
+def _power(n: Node) -> Any:
+    number = n.constant(1)
+    if number is not None and number.size == 1 and number >= 0 and number == np.round(number):
+        return _nary("power", n)
+    base, exponent = (np.dtype(x.infer_type()[1][0]) for x in n.all)
+    if base.kind == exponent.kind:
+        return _nary("power", n)
+    return S.Cast(S.broadcast_power(*(S.Cast(x, dtype="float32") for x in n.all)), dtype=base.name)
+
+
 def _where(n: Node) -> Any:
     like = functools.reduce(S.broadcast_add, map(S.zeros_like, n.all))
     return S.where(*(S.broadcast_like(x, like) for x in n.all))
@@ -164,6 +174,8 @@ def _slice(n: Node) -> Any:
             data = S.SwapAxis(S.slice_axis(data, axis=axis, begin=first, end=None), dim1=0, dim2=axis)
             data = S.SwapAxis(S.slice_like(data, S.SwapAxis(like, dim1=0, dim2=at), axes=(0,)), dim1=0, dim2=axis)
         else:
+            if step < 0 and first is not None and len({s[axis] for s in n.shapes()}) == 1:
+                first = max(first, -n.shapes()[0][axis])  # backwards from before the data is from its first entry
             bounds[axis] = first, last, step
     return S.slice(data, **dict(zip(("begin", "end", "step"), zip(*bounds, strict=True), strict=True)))
 
@@ -179,8 +191,11 @@ def _bound(n: Node, axis: int, values: Sequence[int], end: bool) -> float | None
 
 def _pad(n: Node) -> Any:
     n.need(not n.has(3), "has axes")
-    widths, value = np.reshape(n.option("pads", 1), (2, -1)).T.ravel().tolist(), n.option("value", 2, 0)
-    return S.Pad(n[0], mode=n.get("mode", "constant"), pad_width=widths, constant_value=np.ravel(value)[0])
+    widths, value = np.reshape(n.option("pads", 1), (2, -1)).T, n.option("value", 2, 0)
+    begin, end = zip(*[(max(-b, 0) or None, min(e, 0) or None) for b, e in widths.tolist()], strict=True)
+    data = S.slice(n[0], begin=begin, end=end) if widths.min() < 0 else n[0]  # negative widths cut entries off
+    own = {"pad_width": np.maximum(widths, 0).ravel().tolist(), "constant_value": np.ravel(value)[0]}
+    return S.Pad(data, mode=n.get("mode", "constant"), **own)
 
 
 def _depth_to_space(n: Node) -> Any:
@@ -344,6 +359,11 @@ def _roi_align(n: Node) -> Any:
     return S.contrib.ROIAlign(n[0], rois, pooled_size=(n.get("output_height", 1), n.get("output_width", 1)), **own)
 
 
+def _lrn(n: Node) -> Any:
+    n.need(n.attrs["size"] % 2, "has an even size", "export it with an odd one")
+    return S.LRN(n[0], alpha=n.get("alpha", 1e-4), beta=n.get("beta", 0.75), knorm=n.get("bias", 1.0), nsize=n.attrs["size"])
+
+
 def _layer_norm(n: Node) -> Any:
     n.need(n.get("axis", -1) % n.rank() == n.rank() - 1, "normalizes over several axes")
     return S.LayerNorm(n[0], n[1], n[2] if n.has(2) else S.zeros_like(n[1]), axis=-1, eps=n.get("epsilon", 1e-5))
@@ -371,7 +391,7 @@ def _recurrent(n: Node) -> Any:
 # ------------------------------------------------------------------------------------------ the table
 DTYPES = {number: name for name, number in TYPES.items()}
 STEMS = """
-Add=add Sub=subtract Mul=multiply Div=divide Pow=power Mod=modulo Max=maximum Min=minimum Sum=add Equal=equal Greater=greater
+Add=add Sub=subtract Mul=multiply Div=divide Mod=modulo Max=maximum Min=minimum Sum=add Equal=equal Greater=greater
 GreaterOrEqual=greater_equal Less=lesser LessOrEqual=lesser_equal And=logical_and Or=logical_or Xor=logical_xor
 """
 POOLS = {"Average": "avg", "Lp": "lp", "Max": "max"}
@@ -389,9 +409,10 @@ OPERATORS: dict[str, Convert] = {
     **{f"Global{name}Pool": _of(_global_pool, kind) for name, kind in POOLS.items()},
     "Conv": _conv, "ConvTranspose": _conv_transpose, "ConstantOfShape": _filled, "DepthToSpace": _depth_to_space,
     "Expand": _expand, "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "Gemm": _gemm,
-    "GRU": _recurrent, "LSTM": _recurrent, "RNN": _recurrent, "LayerNormalization": _layer_norm, "Pad": _pad, "Range": _range,
-    "Reshape": _reshape, "Resize": _resize, "Upsample": _resize, "RoiAlign": _roi_align, "Slice": _slice, "Split": _split,
-    "ScatterElements": _scatter_elements, "TopK": _topk, "Trilu": _trilu, "Unsqueeze": _unsqueeze, "Where": _where,
+    "GRU": _recurrent, "LSTM": _recurrent, "RNN": _recurrent, "LayerNormalization": _layer_norm, "Pad": _pad, "Pow": _power,
+    "Range": _range, "Reshape": _reshape, "Resize": _resize, "Upsample": _resize, "RoiAlign": _roi_align, "Slice": _slice,
+    "Split": _split, "ScatterElements": _scatter_elements, "TopK": _topk, "Trilu": _trilu, "Unsqueeze": _unsqueeze,
+    "Where": _where, "Flatten": _flatten, "LRN": _lrn,
     "BatchNormalization": lambda n: S.BatchNorm(
         *n.all, eps=n.get("epsilon", 1e-5), momentum=n.get("momentum", 0.9), fix_gamma=False),
     "Cast": lambda n: S.Cast(n[0], dtype=DTYPES[n.attrs["to"]]),
@@ -400,14 +421,11 @@ OPERATORS: dict[str, Convert] = {
     "CumSum": lambda n: S.cumsum(n[0], axis=np.ravel(n.option("axis", 1)).tolist()[0]),
     "Dropout": lambda n: S.Dropout(n[0], p=n.option("ratio", 1, 0.5)),
     "Elu": lambda n: S.LeakyReLU(n[0], act_type="elu", slope=n.get("alpha", 1.0)),
-    "Flatten": _flatten,
     "Gelu": lambda n: S.LeakyReLU(n[0], act_type="gelu"),
     "HardSigmoid": lambda n: S.hard_sigmoid(n[0], alpha=n.get("alpha", 0.2), beta=n.get("beta", 0.5)),
     "HardSwish": lambda n: n[0] * S.hard_sigmoid(n[0], alpha=1 / 6, beta=0.5),
     "InstanceNormalization": lambda n: S.InstanceNorm(*n.all, eps=n.get("epsilon", 1e-5)),
     "IsNaN": lambda n: S.broadcast_not_equal(n[0], n[0]),
-    "LRN": lambda n: S.LRN(
-        n[0], alpha=n.get("alpha", 1e-4), beta=n.get("beta", 0.75), knorm=n.get("bias", 1.0), nsize=n.attrs["size"]),
     "LeakyRelu": lambda n: S.LeakyReLU(n[0], act_type="leaky", slope=n.get("alpha", 0.01)),
     "LpNormalization": lambda n: S.broadcast_div(n[0], S.norm(n[0], ord=n.get("p", 2), axis=n.get("axis", -1), keepdims=True)),
     "MatMul": lambda n: S.dot(*n.all) if n.rank(1) < 3 else S.batch_dot(*n.all),

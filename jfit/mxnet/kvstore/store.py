@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -223,8 +223,11 @@ class KVStore(KVStoreBase):
         gathered: dict[Any, list[Any]] = {}
         pairs = self._pairs(key, value, must_exist=True)
         dense = {k for k, values in pairs if not all(self._is_by_rows(k, v) for v in values)}
+        stored: dict[Any, list[Any]] = {}  # for each value the indices of the rows that it stores; None: no RowSparseNDArray
         for k, values in pairs:
             gathered.setdefault(k, []).extend(self._checked(k, v) for v in values)
+            if k not in dense:
+                stored.setdefault(k, []).extend(getattr(v, "indices", None) for v in values)
         # MXNet's update order: int keys ascending, str keys in the order of init
         keys = sorted(gathered, key=self._order.__getitem__ if self._strings else None)
         sums = self._reduce(keys, [gathered[k] for k in keys])
@@ -239,7 +242,8 @@ class KVStore(KVStoreBase):
         cells = [self._stored[k] for k in keys]
         merged = [self.arrays.mutable(v) for v in device_put_all(sums, [sharding_of(c.value) for c in cells])]
         if isinstance(self._updater, Updater):
-            summed = [m if k in dense else MutableRowSparse(m.value) for k, m in zip(keys, merged, strict=True)]
+            by_rows = lambda k, m: MutableRowSparse(m.value, self._stored_rows(stored[k], len(m.value)))  # noqa: E731
+            summed = [m if k in dense else by_rows(k, m) for k, m in zip(keys, merged, strict=True)]
             for where in dict.fromkeys(sharding_of(c.value) for c in cells):
                 local = [i for i, c in enumerate(cells) if sharding_of(c.value) == where]
                 self._updater([keys[i] for i in local], [summed[i] for i in local], [cells[i] for i in local])
@@ -248,7 +252,7 @@ class KVStore(KVStoreBase):
             self._updater(k, value, cell)
 
     def _is_by_rows(self, key: Any, gradient: Any) -> bool:
-        """Whether the update after a push is to change only the rows of the weight at which this gradient is not 0.
+        """Whether the update after a push is to change only the rows of the weight that this gradient stores.
 
         `Trainer` has decided that for its gradients already: they are of class `MutableRowSparse` if it is so.
         """
@@ -256,6 +260,15 @@ class KVStore(KVStoreBase):
             return False
         is_decided = isinstance(gradient, MutableRowSparse) or not isinstance(self._updater, Updater)
         return is_decided or self._updater.optimizer.updates_rows(self._stypes[key])
+
+    def _stored_rows(self, indices: Sequence[Any], size: int) -> np.ndarray | None:
+        """Return which of `size` rows the gradients with these indices store, as bools; None if that is not known here.
+
+        It is not if a gradient has no indices, nor in a job, where other processes have other gradients.
+        """
+        if self.num_workers > 1 or any(i is None for i in indices):
+            return None
+        return np.isin(np.arange(size), np.concatenate([as_array(i) for i in indices]))
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> Any:
         """Copy the stored values to `out`, or return them.

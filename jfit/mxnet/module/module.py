@@ -14,6 +14,7 @@ import numpy as np
 from jfit import activity
 from jfit.activity import Doing
 from jfit.data import Batch
+from jfit.formats.atomic import atomic_write, read_file
 from jfit.graph import Symbol
 from jfit.lowering.model import plan_of
 from jfit.mxnet import files
@@ -26,7 +27,7 @@ from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_
 from jfit.mxnet.module.initial import check_names, converted, initialize
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.passes import Passes
-from jfit.mxnet.module.states import load_states_into, save_states_of
+from jfit.mxnet.module.states import States
 from jfit.mxnet.module.workers import join_workers
 from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.mxnet.optimizer import Optimizer, get_updater
@@ -132,6 +133,13 @@ class Module(BaseModule):
     _optimizer = attribute("parameters.optimizer")
     _kvstore = attribute("parameters.kvstore")
     _update_on_kvstore = attribute("parameters.update_on_kvstore")
+    _states = property(lambda self: self.parameters.updater or States(self.parameters))
+
+    @property
+    def _updater(self) -> Any:
+        """The optimizer state, with `get_states`, `set_states` and `states`; None if the store updates, as in MXNet."""
+        idle = self.parameters.optimizer is None or self.parameters.update_on_kvstore
+        return None if idle else self._states
 
     @property
     def output_names(self) -> list[str]:
@@ -284,13 +292,13 @@ class Module(BaseModule):
         """Write the optimizer state to a `.states` file in MXNet's format, with the update counts needed for exact resuming."""
         require(self, "save_optimizer_states", "optimizer_initialized")
         self._settle()
-        save_states_of(self.parameters, fname)
+        atomic_write(fname, self._states.get_states())
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read a `.states` file of MXNet or jfit; MXNet's have no update counts, which are then unchanged."""
         require(self, "load_optimizer_states", "optimizer_initialized")
         self._settle()
-        load_states_into(self.parameters, fname)
+        self._states.set_states(read_file(fname), fname)
 
     # -------------------------------------------------------------------------------- computing
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:

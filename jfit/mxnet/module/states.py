@@ -10,43 +10,54 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
-from jfit.formats.atomic import atomic_write, read_file
 from jfit.formats.mxnet_states import dump_states, load_states
 from jfit.mxnet.module.parameters import Index, Parameters
-from jfit.mxnet.optimizer.apply import check_arrays, new_state, slot_names, state_from_mxnet, state_to_mxnet
-from jfit.mxnet.optimizer.saved import check_counts
-from jfit.mxnet.optimizer.settings import progress_of, restore_settings
+from jfit.mxnet.optimizer.apply import check_arrays, map_state, new_state, slot_names, state_from_mxnet, state_to_mxnet
+from jfit.mxnet.optimizer.saved import Path, check_counts
+from jfit.mxnet.optimizer.settings import progress_of, restore_settings, settings_of
 from jfit.optim import OptState
 from jfit.optim.core import is_small
 
 
-def save_states_of(parameters: Parameters, fname: str) -> None:
-    """Write the optimizer state of `parameters` to the file `fname`, in MXNet's format."""
-    optimizer = parameters.optimizer
-    if parameters.updater is not None:
-        data = parameters.updater.get_states()
-    else:
-        states, counts = export_states(parameters)
-        data = dump_states(states, counts, optimizer.num_update, progress_of(optimizer) or None)
-    atomic_write(fname, data)
+class States:
+    """The optimizer state of a module, with what MXNet's scripts use of the `Updater` in its place: `module._updater`.
 
+    Args:
+        parameters: the parameters of the module.
 
-def load_states_into(parameters: Parameters, fname: str) -> None:
-    """Read the optimizer state of `parameters` from a file written by MXNet or jfit.
-
-    Raises:
-        FormatError: the file is damaged or is not an optimizer state file.
-        ValueError: its parameters are not those of this network.
+    Attributes:
+        optimizer: the optimizer of the module.
     """
-    if parameters.updater is not None:
-        parameters.updater.set_states(read_file(fname), fname)
-        return
-    saved = load_states(fname)
-    check_counts(fname, saved.counts, saved.num_update)
-    check_arrays(fname, saved.states)
-    import_states(parameters, saved.states, saved.counts, saved.num_update)
-    if isinstance(saved.optimizer, Mapping) and parameters.optimizer is not None:
-        restore_settings(parameters.optimizer, {"shared": saved.optimizer.get("shared", {})}, fname)
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters, self.optimizer = parameters, parameters.optimizer
+
+    @property
+    def states(self) -> dict[Index, Any]:
+        """Copies of the states by index, in MXNet's nesting."""
+        return {i: map_state(self._parameters.mutable, state) for i, state in export_states(self._parameters)[0].items()}
+
+    def get_states(self, dump_optimizer: bool = False) -> bytes:
+        """Return the content of a `.states` file, in MXNet's format; `dump_optimizer`: with the settings of the optimizer."""
+        states, counts = export_states(self._parameters)
+        settings = settings_of(self.optimizer) if dump_optimizer else progress_of(self.optimizer)
+        return dump_states(states, counts, self.optimizer.num_update, settings or None)
+
+    def set_states(self, states: bytes, where: Path = "bytes") -> None:
+        """Replace the optimizer state by that of the content of a `.states` file, written by MXNet or jfit.
+
+        where: name of the file in error messages.
+
+        Raises:
+            FormatError: the file is damaged or is not an optimizer state file.
+            ValueError: its parameters are not those of this network.
+        """
+        saved = load_states(states, where)
+        check_counts(where, saved.counts, saved.num_update)
+        check_arrays(where, saved.states)
+        import_states(self._parameters, saved.states, saved.counts, saved.num_update)
+        if isinstance(saved.optimizer, Mapping):
+            restore_settings(self.optimizer, {"shared": saved.optimizer.get("shared", {})}, where)
 
 
 def export_states(parameters: Parameters) -> tuple[dict[Index, Any], dict[Index, int]]:

@@ -14,9 +14,6 @@ from jfit.mxnet.ndarray.create import (
 )
 from jfit.mxnet.ndarray.namespaces import contrib as contrib, image as image, linalg as linalg, npx as npx, op as op
 from jfit.mxnet.ndarray.sparse import CSRNDArray as CSRNDArray, RowSparseNDArray as RowSparseNDArray
-from jfit.mxnet.random import (
-    normal as normal, normal as random_normal, randint as random_randint, uniform as random_uniform, uniform as uniform,
-)
 
 _internal: typing.Any
 

@@ -10,7 +10,8 @@ from jfit.mxnet.ndarray.array import binary_function, function
 from jfit.mxnet.ndarray.contrib import FUNCTIONS
 from jfit.mxnet.ndarray.control import cond, foreach, while_loop
 from jfit.mxnet.numpy import extension as npx  # noqa: F401  mx.nd.npx
-from jfit.ops import ALIASES
+from jfit.mxnet.random import registered
+from jfit.ops import ALIASES, lookup
 
 contrib = Namespace("mx.nd.contrib", ("_contrib_",), function, (*FUNCTIONS, foreach, while_loop, cond))
 linalg = Namespace("mx.nd.linalg", ("_linalg_",), function)
@@ -20,7 +21,7 @@ _internal = Namespace("mx.nd._internal", ("",), function)
 
 
 def made(name: str) -> Any:
-    """Return the function of an operator, of two operators, for arrays and numbers, or of an update."""
+    """Return the function of an operator, of two operators, for arrays and numbers, of an update, or of a distribution."""
     if name == "_internal":
         return _internal
     if name in PAIRS:
@@ -31,6 +32,9 @@ def made(name: str) -> Any:
 
         if name in updates.NAMES:
             return updates.update(name)
+    drawn = ALIASES.get(name, "")
+    if drawn.startswith("_random_") and "ctx" in lookup(drawn).attrs:
+        return registered(drawn.removeprefix("_random_"))
     return find("mx.nd", ("",), name, function)
 
 

@@ -98,6 +98,78 @@ def check_rows_with_a_gradient_of_zero(mx):
     return {**values, "Module": module.get_params()[0]["e_weight"], "Trainer": layer.weight.data()}
 
 
+def check_rows_of_zeros_in_a_store(mx):
+    values, weight = {}, mx.nd.array(np.arange(10).reshape(5, 2))
+    rows = lambda data, at: mx.nd.sparse.row_sparse_array((np.float32(data), at), shape=(5, 2))  # noqa: E731
+    first, second = rows([[1, 1], [0, 0]], [0, 2]), rows([[0, 0], [2, 1]], [3, 4])
+    optimizers = {"sgd": {}, "momentum": {"momentum": 0.9}, "all": {"lazy_update": False}, "adam": {}, "ftrl": {}}
+    for stype in ("row_sparse", "default"):
+        for name, options in optimizers.items():
+            for pushed in (first, [first, second]):
+                store = mx.kv.create("device")
+                store.init("w", weight.tostype(stype))
+                rule = name if name in ("adam", "ftrl") else "sgd"
+                store.set_optimizer(mx.optimizer.create(rule, learning_rate=0.5, wd=0.1, **options))
+                for _ in range(2):
+                    store.push("w", pushed)
+                out = mx.nd.zeros((5, 2)).tostype(stype)
+                store.row_sparse_pull("w", out=out, row_ids=mx.nd.arange(5)) if stype != "default" else store.pull("w", out=out)
+                values[f"{stype} {name} {'two' if isinstance(pushed, list) else 'one'}"] = out
+    return values
+
+
+def check_updater_of_a_module(mx):
+    values = {}
+    batch = mx.io.DataBatch([mx.nd.array(np.arange(12).reshape(4, 3))], [mx.nd.array([0, 1, 0, 1])])
+    for name, options in {"sgd": {"momentum": 0.9}, "adam": {}}.items():
+        dense = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+        module = mx.mod.Module(mx.sym.SoftmaxOutput(dense, name="softmax"))
+        values[f"{name} before"] = str(module._updater)
+        module.bind([("data", (4, 3))], [("softmax_label", (4,))])
+        module.init_params(mx.init.One())
+        module.init_optimizer(kvstore=None, optimizer=name, optimizer_params={"learning_rate": 0.1, **options})
+        updater, saved = module._updater, []
+        for _ in range(3):
+            module.forward_backward(batch)
+            module.update()
+            saved.append(updater.get_states())
+        updater.set_states(saved[0 if name == "sgd" else -1])  # jfit's contain update counts, on which Adam depends
+        module.forward_backward(batch)
+        module.update()
+        values |= {f"{name} {k}": v for k, v in module.get_params()[0].items()}
+        for index, state in updater.states.items():
+            parts = state if isinstance(state, tuple) else (state,)
+            values |= {f"{name} state {index} {k}": part for k, part in enumerate(parts)}
+        values[f"{name} lr"] = float(module._optimizer.lr)
+        values[f"{name} optimizer"] = updater.optimizer is module._optimizer
+        values[f"{name} store"] = [str(module._kvstore), module._update_on_kvstore]
+        module.init_optimizer(kvstore=mx.kv.create("local"), optimizer=name, force_init=True)
+        values[f"{name} in a store"] = [str(module._updater), module._update_on_kvstore]
+    return values
+
+
+def check_random_arrays_by_position(mx):
+    values, names = {}, {"uniform": (0, 1), "normal": (0, 1), "gamma": (1, 2), "negative_binomial": (3, 0.5), "randint": (0, 5)}
+    names |= {"generalized_negative_binomial": (2, 0.3), "exponential": (2,), "poisson": (2,)}
+    described = lambda a: [str(a.shape), a.dtype.__name__, str(a.context)]  # noqa: E731
+    for name, numbers in names.items():
+        operators = {f"random_{name}": getattr(mx.nd, f"random_{name}")}
+        operators |= {name: getattr(mx.nd, name)} if name in ("uniform", "normal") else {}
+        dtype = "int64" if name == "randint" else "float16"
+        for short, draw in operators.items():
+            out = mx.nd.zeros((2, 2), dtype="int32" if name == "randint" else "float32")
+            values[f"{short} ctx"] = described(draw(*numbers, (2, 3), mx.cpu(1)))
+            values[f"{short} dtype"] = described(draw(*numbers, 3, mx.cpu(0), dtype))
+            values[f"{short} text"] = described(draw(*numbers, (2, 3), "cpu(1)"))
+            values[f"{short} names"] = described(draw(*numbers, shape=2, ctx=mx.cpu(1), name="x"))
+            values[f"{short} out"] = [draw(*numbers, (2, 2), mx.cpu(0), out.dtype, out) is out, draw(*numbers, out=out) is out]
+            values[f"{short} dtype first"] = raised(draw, *numbers, (2, 2), dtype, mx.cpu(0))
+        dtype = "int32" if name == "randint" else dtype  # jfit keeps 64-bit arrays on the host, which is cpu(0)
+        values[f"random.{name}"] = described(getattr(mx.nd.random, name)(*numbers, (2, 3), dtype, mx.cpu(1)))
+        values[f"random.{name} ctx"] = raised(getattr(mx.nd.random, name), *numbers, (2, 3), mx.cpu(0))
+    return values
+
+
 def check_sparse_arrays(mx):
     sparse, positions = mx.nd.sparse, ([1, 2, 3, 4], ([0, 2, 1, 1], [1, 0, 2, 2]))
     matrix = sparse.csr_matrix((np.float32([1, 2, 3]), [0, 2, 1], [0, 2, 2, 3]), shape=(3, 3))
