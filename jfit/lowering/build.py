@@ -471,7 +471,7 @@ def _row_indices(nodes: Sequence[Node], names: InputNames) -> Callable[..., Arra
 
     def indices(inputs: Inputs, policy: Any = None) -> Array:
         ids, _ = lookups({}, {}, inputs, policy=policy)
-        numbers = [used_columns(x) if n.op.name == "dot" else row_numbers(n.params, x) for n, x in zip(nodes, ids, strict=True)]
-        return jnp.concatenate([n.reshape(-1) for n in numbers])
+        read = lambda n, x: row_numbers(n.params, x).reshape(-1) if "input_dim" in n.params else used_columns(x)  # noqa: E731
+        return jnp.concatenate([read(*pair) for pair in zip(nodes, ids, strict=True)])
 
     return indices
