@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.checks import name_hint
+from jfit.graph.compose import STORAGE_TYPES
 from jfit.graph.in_place import in_place
 from jfit.graph.infer import infer
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, description_of, topological
@@ -28,6 +29,7 @@ from jfit.lowering.lookups import TABLES, lookups_of_graph
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs, Trained, flatten_names, values_of
 from jfit.lowering.remat import is_mirrored
 from jfit.ops.attributes import DTYPES
+from jfit.ops.linalg import used_columns
 from jfit.ops.nn import row_numbers
 from jfit.ops.rows import MaybeLayout, RowsLost
 from jfit.programs import ByIdentity, Made, Recent, kept, settings
@@ -131,7 +133,7 @@ def _lowered(
         optional=frozenset(states),
         symbol=symbol,
         evaluation_labels=tuple(n for n in labels if n in {node.name for node in evaluated_nodes(heads)}),
-        tables=_sparse_tables(order, heads, names, params) if tables else {},
+        tables=_sparse_tables(order, heads, names, params) if any(map(_is_sparse, operators)) else {},
     )
 
 
@@ -432,10 +434,11 @@ def _batch_size(specs: Specs, names: InputNames) -> int:
 def _sparse_tables(
     order: Sequence[Node], heads: Sequence[Entry], names: InputNames, params: Collection[str]
 ) -> dict[str, Callable[..., Array]]:
-    """Find the parameters that are read only as tables of embeddings with sparse gradients.
+    """Find the parameters that are read only as tables of embeddings with sparse gradients, or as factors of a CSR input.
 
     The rows that a batch looks up in such a table are a function of the batch alone.  A step can therefore gather these rows,
-    differentiate with respect to them, and leave all other rows of the table unchanged.
+    differentiate with respect to them, and leave all other rows of the table unchanged.  A product with an input in compressed
+    sparse rows reads the rows of its factor at the columns that have a nonzero value in the batch.
 
     Returns:
         Dict: parameter name -> function `(inputs, policy=None) -> row indices that the batch looks up`, int32 (lookups,).
@@ -450,6 +453,9 @@ def _sparse_tables(
 
 def _is_sparse(node: Node) -> bool:
     assert node.op is not None
+    if node.op.name == "dot":
+        is_csr = node.inputs[0].node.attrs.get("__storage_type__") == str(STORAGE_TYPES["csr"])
+        return is_csr and not (node.params["transpose_a"] or node.params["transpose_b"])
     return node.op.name == "_contrib_SparseEmbedding" or (node.op.name == "Embedding" and node.params["sparse_grad"])
 
 
@@ -465,6 +471,7 @@ def _row_indices(nodes: Sequence[Node], names: InputNames) -> Callable[..., Arra
 
     def indices(inputs: Inputs, policy: Any = None) -> Array:
         ids, _ = lookups({}, {}, inputs, policy=policy)
-        return jnp.concatenate([row_numbers(n.params, x).reshape(-1) for n, x in zip(nodes, ids, strict=True)])
+        read = lambda n, x: row_numbers(n.params, x).reshape(-1) if "input_dim" in n.params else used_columns(x)  # noqa: E731
+        return jnp.concatenate([read(*pair) for pair in zip(nodes, ids, strict=True)])
 
     return indices

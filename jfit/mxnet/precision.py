@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import numpy as jnp
 
-from jfit.graph.nodes import Entry, Node
+from jfit.graph.nodes import Entry, Node, topological
 from jfit.graph.symbol import Symbol
 from jfit.ops import REGISTRY, Attrs, Op, lookup
 from jfit.platforms import platform_of
@@ -116,7 +116,17 @@ class Policy(NamedTuple):
             cast = Node(lookup("amp_multicast"), f"{node.text_name}_amp_multicast", attrs, node.inputs)
             return node.rebuilt(tuple(Entry(cast, i) for i in range(len(node.inputs))))
         targets = self.dtypes(op, node.params, len(node.inputs))
-        return node.rebuilt(tuple(_cast(e, t, casts) for e, t in zip(node.inputs, targets, strict=True)))
+        return node.rebuilt(tuple(cast_entry(e, t, casts) for e, t in zip(node.inputs, targets, strict=True)))
+
+    def full_nodes(self, heads: Sequence[Entry]) -> set[int]:
+        """Return the ids of the nodes that compute float32 because they, or the nodes before them, are "full"."""
+        found: set[int] = set()
+        for node in topological(heads):
+            kind = self.kind(node.op, node.params) if node.op else LOW
+            full = [id(e.node) in found for e in node.inputs if e.node.op]
+            if kind == FULL or (kind == WIDEST and any(full)) or (kind is None and full and all(full)):
+                found.add(id(node))
+        return found
 
     def cast_symbol(self, symbol: Symbol) -> Symbol:
         """Return a graph of one new operator with casts before its inputs, see `jfit.mxnet.symbol.operator`."""
@@ -138,7 +148,7 @@ def _is_other_float(array: Any, dtype: str) -> bool:
     return jnp.issubdtype(array.dtype, jnp.floating) and np.dtype(array.dtype).name != dtype
 
 
-def _cast(entry: Entry, dtype: str | None, casts: dict[Any, Entry]) -> Entry:
+def cast_entry(entry: Entry, dtype: str | None, casts: dict[Any, Entry]) -> Entry:
     """Return the entry, or its cast; variables are float32 already."""
     if dtype is None or (dtype == "float32" and entry.node.op is None):
         return entry

@@ -92,6 +92,11 @@ def test_convert_hybrid_block_predicts_as_the_block():
     converted = amp.convert_hybrid_block(net, "bfloat16")
     assert {np.dtype(p.dtype).name for p in converted.collect_params().values()} == {"float32"}
     np.testing.assert_allclose(converted(x).asnumpy().astype("float32"), expected, rtol=0.02, atol=0.02)
+    dense = mx.gluon.nn.Dense(2, in_units=5)
+    dense.initialize()
+    dense.hybridize()
+    dense(x)
+    assert amp.convert_hybrid_block(dense, "bfloat16")(x).dtype is np.float32
 
 
 def test_the_modules_of_contrib_can_be_imported():

@@ -146,3 +146,17 @@ def test_a_block_is_a_loss_of_fit():
     options = OPTIONS | {"batch_size": 16}
     runs = [jfit.fit(made(prefix="net_"), (X, labels), **(options | {"loss": loss})) for loss in (SquaredError(), "mse")]
     assert runs[0].history.column("mse") == runs[1].history.column("mse")
+
+
+def test_a_block_of_numpy_functions_is_not_exported(tmp_path):
+    class Halves(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.np.concatenate([x[:, :2], F.npx.relu(x[:, 2:])], axis=1)
+
+    block = Halves(prefix="halves_")
+    block.hybridize()
+    x = mx.np.array([[1.0, -2, 3, -4]])
+    assert block(x).asnumpy().tolist() == [[1, -2, 3, 0]]
+    with pytest.raises(NotImplementedError, match=r"halves_?\w* cannot be exported: node '\w+' is a function of mx\.np"):
+        block.export(str(tmp_path / "halves"))
+    assert not list(tmp_path.iterdir())

@@ -22,7 +22,7 @@ from jfit.graph.nodes import Entry, Node, replace_nodes
 from jfit.mxnet.context import cpu
 from jfit.mxnet.gluon.hybrid import HybridBlock, SymbolBlock
 from jfit.mxnet.ndarray.invoke import invoke
-from jfit.mxnet.precision import CONDITIONAL, EITHER, FULL, LOSSES, LOW, WIDEST, Policy, active, default_lists
+from jfit.mxnet.precision import CONDITIONAL, EITHER, FULL, LOSSES, LOW, WIDEST, Policy, active, cast_entry, default_lists
 from jfit.mxnet.symbol import Symbol
 
 _LOG = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ def convert_symbol(
     excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
     cast_optional_params: bool = False,
 ) -> Symbol:  # fmt: skip
-    """Return a graph with casts before the inputs of its operators.
+    """Return a graph with casts before the inputs of its operators; its outputs are float32.
 
     Args:
         sym: the graph.
@@ -199,7 +199,8 @@ def convert_symbol(
     def swap(node: Node, inputs: tuple[Entry, ...]) -> Node | None:
         return None if node.op is None or node.name in excluded else policy.cast_node(node.rebuilt(inputs), casts)
 
-    return type(sym)(replace_nodes(sym.heads, swap))
+    full, pairs = policy.full_nodes(sym.heads), zip(sym.heads, replace_nodes(sym.heads, swap), strict=True)
+    return type(sym)([new if id(old.node) in full else cast_entry(new, "float32", casts) for old, new in pairs])
 
 
 def convert_model(

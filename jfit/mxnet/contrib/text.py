@@ -159,6 +159,26 @@ class _TokenEmbedding(Vocabulary):
         vectors = self._vectors(tokens if isinstance(tokens, list) else [tokens], lower_case_backup)
         return vectors if isinstance(tokens, list) else vectors[0]
 
+    def update_token_vectors(self, tokens: Any, new_vectors: NDArray) -> None:
+        """Replace the vectors of tokens.
+
+        Args:
+            tokens: a token or a list of them; that of index 0 stands for all unknown ones.
+            new_vectors: NDArray (tokens, vec_len), or (vec_len,) for one token.
+
+        Raises:
+            AssertionError: `new_vectors` has another shape.
+            ValueError: a token is not in the vocabulary.
+        """
+        tokens = tokens if isinstance(tokens, list) else [tokens]
+        vectors = new_vectors.reshape((1, -1)) if len(tokens) == 1 else new_vectors
+        expected = (len(tokens), self.vec_len)
+        assert vectors.shape == expected, f"new_vectors has shape {new_vectors.shape}, expected {expected}, one row per token"
+        absent = [t for t in tokens if t not in self.token_to_idx]
+        if absent:
+            raise ValueError(f"the token {absent[0]!r} has no vector of its own; update that of {self.idx_to_token[UNKNOWN]!r}")
+        self.idx_to_vec[array([self.token_to_idx[t] for t in tokens])] = vectors
+
     def _vectors(self, tokens: Sequence[Any], lower: bool = False) -> NDArray:
         known = self.token_to_idx
         indices = [known.get(t, known.get(t.lower(), UNKNOWN) if lower else UNKNOWN) for t in tokens]

@@ -22,6 +22,7 @@ from jfit.mxnet.ndarray.invoke import run
 from jfit.mxnet.ndarray_classes import ParameterDict
 from jfit.mxnet.numpy.symbols import as_numpy_symbol
 from jfit.mxnet.recording.calls import graph_call
+from jfit.ops.registry import REGISTRY
 
 
 class HybridBlock(Block):
@@ -277,10 +278,15 @@ class HybridBlock(Block):
 
         Raises:
             RuntimeError: the block was not hybridized and called.
+            NotImplementedError: the block calls functions of `mx.np`.
         """
         if not self._cached_graph:
             raise RuntimeError(f"{self.name} has no graph to export yet; call hybridize(), then the block, then export()")
         out = self._cached_graph[1]
+        unknown = [n.name for n in out.nodes() if n.op is not None and REGISTRY.get(n.op.name) is not n.op]
+        if unknown:
+            found = f"node {unknown[0]!r} is a function of mx.np, which graph files cannot hold"
+            raise NotImplementedError(f"{self.name} cannot be exported: {found}; use mx.npx there, or save_parameters")
         params = self.collect_params()
         values = {name: params[name]._reduce() for name in out.list_inputs() if name in params}
         aux = {name: values.pop(name) for name in out.list_auxiliary_states() if name in values}

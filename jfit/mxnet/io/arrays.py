@@ -50,6 +50,16 @@ class NDArrayIter(data.NDArrayIter):
         """The labels: a list of (name, NDArray)."""
         return [(name, as_ndarrays(a)) for name, a in self.sources[1]]
 
+    @property
+    def cursor(self) -> int:
+        """Number of rows before the current batch; -batch_size before the first one, and less if rows were rolled over."""
+        return self._position * self.batch_size - len(self._carry)
+
+    @property
+    def idx(self) -> Any:
+        """Row indices in reading order, without rows that were rolled over; (rows,) int64."""
+        return self._order
+
     def _pick(self, named: list[tuple[str, Any]]) -> list[Any]:
         return [from_host(a if getattr(a, "base", None) is None else a.copy()) for a in super()._pick(named)]
 

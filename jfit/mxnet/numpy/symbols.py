@@ -14,9 +14,20 @@ from jfit.mxnet.symbol.symbol import Symbol
 class NumpySymbol(Symbol):
     """A Symbol whose operators broadcast and promote as those of `mx.np.ndarray`; each of its nodes has one output."""
 
+    def __getitem__(self, key: Any) -> Any:
+        """Index the value of this symbol by integers and slices; select one of several outputs, or an output by name."""
+        if len(self) > 1 or isinstance(key, str):
+            return super().__getitem__(key)
+        parts = [(k.start, k.stop, k.step) if isinstance(k, slice) else k for k in (key if isinstance(key, tuple) else (key,))]
+        return compute(_sliced, (self, parts))
+
     def reshape(self, *shape: Any) -> Any:
         """Reshape; one size can be -1."""
         return compute(jnp.reshape, (self, shape[0] if isinstance(shape[0], tuple) else shape))
+
+
+def _sliced(x: Any, parts: tuple[Any, ...]) -> Any:
+    return x[tuple([slice(*p) if isinstance(p, tuple) else p for p in parts])]
 
 
 for _name in (*METHODS, *OPERATORS):

@@ -329,3 +329,111 @@ def check_an_optimizer_of_the_user_with_a_row_sparse_key(mx):
     for _ in range(2):
         other.push("w", mx.nd.ones((2,)))
     return {"weight": out.asnumpy(), "kept": [array.asnumpy().tolist() for array in kept]}
+
+
+def check_images_resized_with_halves(mx):
+    random, values = np.random.RandomState(6), {}
+    image = mx.nd.array(random.randint(0, 256, (20, 24, 3)), dtype="uint8")
+    for size, interp in (((12, 10), 1), ((12, 10), 3), ((8, 10), 1), ((6, 5), 1), ((6, 5), 3)):
+        values[f"{size} {interp}"] = mx.image.imresize(image, *size, interp=interp).reshape((-1,))[:200]
+    return values
+
+
+def check_numpy_symbols_are_indexed_as_arrays(mx):
+    keys = {
+        "columns": np.s_[:, 1:3],
+        "row": 1,
+        "last": np.s_[-1, ::2],
+        "rows": np.s_[1:],
+        "backwards": np.s_[::-1],
+        "one": (0, 2),
+    }
+    values = {}
+
+    class Indexed(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return [x[key] for key in keys.values()] + [x[:, 0] + x[1:, 3][0]]
+
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        block, x = Indexed(), mx.np.arange(12).reshape(3, 4)
+        block.hybridize()
+        x.attach_grad()
+        with mx.autograd.record():
+            results = block(x)
+            total = sum((result * result).sum() for result in results)
+        total.backward()
+        values |= {name: result.asnumpy() for name, result in zip((*keys, "sum"), results, strict=True)}
+        values["gradient"] = x.grad.asnumpy()
+    return values
+
+
+def check_cursor_of_an_array_iterator(mx):
+    values = {}
+    for handle in ("pad", "discard", "roll_over"):
+        data = mx.io.NDArrayIter(np.arange(10), np.arange(10), 4, last_batch_handle=handle)
+        seen = [data.cursor]
+        for _ in range(3):
+            for _ in data:
+                seen.append(data.cursor)
+            data.reset()
+            seen.append(data.cursor)
+        values |= {handle: seen, f"{handle} rows": data.idx.tolist()}
+    return values
+
+
+def check_outputs_of_converted_graphs(mx):
+    amp, sym = mx.contrib.amp if hasattr(mx.contrib, "amp") else __import__("mxnet.contrib.amp").contrib.amp, mx.sym
+    fc = sym.FullyConnected(sym.var("data"), num_hidden=2, name="fc")
+    graphs = {"fc": fc, "relu": sym.relu(fc), "softmax": sym.softmax(fc), "after softmax": sym.Flatten(sym.softmax(fc))}
+    graphs |= {"sum": fc + sym.exp(fc), "low sum": fc + sym.relu(fc), "loss": sym.SoftmaxOutput(fc), "scaled": sym.exp(fc) * 2}
+    graphs |= {"parts": sym.Group(list(sym.split(fc, num_outputs=2))), "both": sym.Group([fc, sym.softmax(fc)])}
+    return {
+        f"{name} {dtype}": ["amp_cast_float32" in output for output in amp.convert_symbol(graph, dtype).list_outputs()]
+        for name, graph in graphs.items()
+        for dtype in ("float16", "bfloat16")
+    }
+
+
+def check_vectors_of_tokens_are_replaced(mx):
+    text = mx.contrib.text
+    with open("vectors.txt", "w") as file:
+        file.write("a 0.1 0.2\nb 0.3 0.4\nc 0.5 0.6\n")
+    vectors = text.embedding.CustomEmbedding("vectors.txt")
+    vectors.update_token_vectors("a", mx.nd.array([1, 2]))
+    vectors.update_token_vectors(["c"], mx.nd.array([[3, 4]]))
+    vectors.update_token_vectors(["b", "<unk>"], mx.nd.array([[5, 6], [7, 8]]))
+    return {
+        "vectors": vectors.idx_to_vec.asnumpy(),
+        "unknown": vectors.get_vecs_by_tokens("d").asnumpy(),
+        "not there": raised(vectors.update_token_vectors, "d", mx.nd.array([1, 2])),
+        "too long": raised(vectors.update_token_vectors, "a", mx.nd.array([1, 2, 3])),
+        "too few": raised(vectors.update_token_vectors, ["a", "b"], mx.nd.array([[1, 2]])),
+    }
+
+
+def check_factors_of_sparse_rows_are_updated_by_rows(mx):
+    random, values = np.random.RandomState(4), {}
+    x = np.where(random.uniform(size=(12, 9)) < 0.15, random.uniform(0.2, 1, (12, 9)), 0).astype("float32")
+    y = (x[:, 0] > x[:, 1]).astype("float32")
+    start = {"weight": mx.nd.array(random.normal(0, 0.3, (9, 2))), "bias": mx.nd.zeros(2)}
+    optimizers = {
+        "sgd": {"momentum": 0.9, "learning_rate": 0.5},
+        "adam": {"learning_rate": 0.1},
+        "ftrl": {"learning_rate": 0.5},
+    }
+    for stype in ("default", "row_sparse"):
+        product = mx.sym.sparse.dot(mx.sym.var("data", stype="csr"), mx.sym.var("weight", shape=(9, 2), stype=stype))
+        net = mx.sym.SoftmaxOutput(mx.sym.broadcast_add(product, mx.sym.var("bias", shape=(2,))), name="softmax")
+        data = mx.io.NDArrayIter(mx.nd.array(x).tostype("csr"), y, 3, last_batch_handle="discard")
+        for name, options in optimizers.items():
+            module = mx.mod.Module(net)
+            module.bind(data.provide_data, data.provide_label)
+            module.init_params(arg_params={**start, "weight": start["weight"].tostype(stype)})
+            module.init_optimizer(kvstore=None, optimizer=name, optimizer_params={**options, "wd": 0.05})
+            for _ in range(2):
+                data.reset()
+                for batch in data:
+                    module.forward_backward(batch)
+                    module.update()
+            values |= {f"{stype} {name} {k}": v.asnumpy() for k, v in module.get_params()[0].items()}
+    return values
