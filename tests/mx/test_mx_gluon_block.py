@@ -160,3 +160,25 @@ def test_a_block_of_numpy_functions_is_not_exported(tmp_path):
     with pytest.raises(NotImplementedError, match=r"halves_?\w* cannot be exported: node '\w+' is a function of mx\.np"):
         block.export(str(tmp_path / "halves"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_block_with_a_custom_operator_is_exported_and_imported(tmp_path):
+    class Square(mx.operator.CustomOp):
+        def forward(self, is_train, req, in_data, out_data, aux):
+            self.assign(out_data[0], req[0], in_data[0] * in_data[0])
+
+    @mx.operator.register("exported_square")
+    class SquareProp(mx.operator.CustomOpProp):
+        def create_operator(self, ctx, shapes, dtypes):
+            return Square()
+
+    class Squares(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.Custom(x, op_type="exported_square") + 1
+
+    block, x = Squares(), mx.nd.array([1.0, 3.0])
+    block.hybridize()
+    assert block(x).asnumpy().tolist() == [2, 10]
+    block.export(str(tmp_path / "squares"))
+    read = mx.gluon.SymbolBlock.imports(str(tmp_path / "squares-symbol.json"), ["data"])
+    assert read(x).asnumpy().tolist() == [2, 10]

@@ -283,7 +283,9 @@ class HybridBlock(Block):
         if not self._cached_graph:
             raise RuntimeError(f"{self.name} has no graph to export yet; call hybridize(), then the block, then export()")
         out = self._cached_graph[1]
-        unknown = [n.name for n in out.nodes() if n.op is not None and REGISTRY.get(n.op.name) is not n.op]
+        # a custom operator has a record of its own, which `resolve` of the registered one makes
+        is_known = lambda op: op is (known := REGISTRY.get(op.name)) or (known is not None and known.resolve)  # noqa: E731
+        unknown = [n.name for n in out.nodes() if n.op is not None and not is_known(n.op)]
         if unknown:
             found = f"node {unknown[0]!r} is a function of mx.np, which graph files cannot hold"
             raise NotImplementedError(f"{self.name} cannot be exported: {found}; use mx.npx there, or save_parameters")
