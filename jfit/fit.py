@@ -147,8 +147,9 @@ def fit(
             iterables are read in their own order.
         seed: integer seed of the initial parameters, the shuffling and random operators such as Dropout.
         steps_per_call: number of steps per dispatch (call of a compiled program), or "auto".  The parameters are bitwise
-            the same for every number; a reported loss may differ in its last bit.  On CPU, models with convolutions always run
-            one step per dispatch.
+            the same for every number; a reported loss may differ in its last bit.  On a CPU, a model that computes
+            convolutions, in the network or in the loss, ignores this and runs one step per dispatch.  (Convolutions that only
+            the backward rule of a `jax.custom_vjp` computes are not noticed: their bits may depend on the number.)
         callbacks: list of `jfit.callbacks` and of functions of one `jfit.callbacks.Event`.
         checkpoint: folder in which to save checkpoints, locked until training ends; or `jfit.callbacks.checkpointing(folder,
             ...)`, which has more options.  Checkpoints of an earlier run in this folder are moved to its subfolder

@@ -124,7 +124,8 @@ def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int
     """Choose the number of steps per dispatch, from 1 to 32, so that the overhead of a dispatch is small.
 
     Several steps per dispatch help small dense networks most (784-128-64-10 at batch size 64 on CPU: 1.4 times as fast).
-    Networks with convolutions get 1 on CPU, because XLA compiles convolutions inside loops to slow code there.
+    Graphs with convolutions get 1 on CPU, because XLA compiles convolutions inside loops to slow code there; callers look for
+    those of functions, in their plans.
     """
     if unrolls(model, devices):
         return 1
@@ -431,9 +432,9 @@ def dispatcher_of(problem: Problem) -> Any:
     """Create the dispatcher of a problem, which divides the batches of an epoch into calls of compiled programs.
 
     It is a `ResidentDispatcher` for arrays that fit into device memory, else a `StreamDispatcher`.  On a CPU, models with
-    convolutions, graphs as well as functions, do one step per dispatch and ignore `steps_per_call`: XLA's loops are slow for
-    them and may round differently, as do unrolled loops.  Steps with `reduce="ordered"` also run one by one, and always use
-    a `StreamDispatcher`.
+    convolutions, graphs as well as functions, do one step per dispatch and ignore `steps_per_call`: XLA compiles convolutions
+    in a loop to slow code, and a loop, unrolled or not, may round differently from separate steps.  Steps with
+    `reduce="ordered"` also run one by one, and always use a `StreamDispatcher`.
     """
     options, devices = problem.options, problem.settings.devices
     data, on_device, one = problem.data, options.data_on_device, unrolls(problem.model, devices, problem.plan)

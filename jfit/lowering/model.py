@@ -145,7 +145,8 @@ class Plan(NamedTuple):
         evaluation: the same facts for evaluation mode if they differ, else None; `in_evaluation` reads it.
         of_loss: how the loss combines rows, also where the outputs do; "" if it does not, and for graphs.
         lookups: inputs that are row indices of tables, each a `jfit.lowering.lookups.Lookup`.
-        convolutions: whether a JAX function or its loss computes convolutions; graphs have the trait "convolution" instead.
+        convolutions: whether a JAX function or its loss computes convolutions, those aside that only the backward rule of a
+            `jax.custom_vjp` computes; graphs have the trait "convolution" instead.
     """
 
     shapes: tuple[jax.ShapeDtypeStruct, ...]

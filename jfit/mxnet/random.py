@@ -10,6 +10,7 @@ Distribution parameters are either all scalars (operator `_random_*`; the result
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from jfit.mxnet.ndarray.array import NDArray, function
 from jfit.mxnet.ndarray.create import array
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.ops import lookup
+from jfit.ops.attributes import REQUIRED
 
 __all__ = [
     "exponential", "gamma", "generalized_negative_binomial", "multinomial", "negative_binomial", "normal", "poisson", "randint",
@@ -287,18 +289,28 @@ def registered(distribution: str) -> Callable[..., NDArray]:
         >>> registered("exponential")(4.0, (2, 3), mx.cpu(0), "float16").dtype.__name__
         'float16'
     """
-    defaults = {name: a.default for name, a in lookup(f"_random_{distribution}").attrs.items()} | {"out": None}
+    attrs = lookup(f"_random_{distribution}").attrs
+    defaults = {n: inspect.Parameter.empty if a.default is REQUIRED else a.default for n, a in attrs.items()} | {
+        "out": None,
+        "name": None,
+    }
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind, default=value) for name, value in defaults.items()])
 
-    def draw(*args: Any, name: str | None = None, **kwargs: Any) -> NDArray:
+    def draw(*args: Any, **kwargs: Any) -> NDArray:
         """Sample from a distribution, with the arguments of its operator."""
-        given = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
-        parameters = {n: given.pop(n) for n in [*defaults][:-4]}  # without shape, ctx, dtype and out
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        del given["name"]
+        parameters = {n: given.pop(n) for n in [*attrs][:-3]}  # without shape, ctx and dtype
         if isinstance(given["ctx"], str):  # as in the attributes of a symbol: "cpu(0)", or "" for the current context
             kind, _, number = given["ctx"].rstrip(")").partition("(")
             given["ctx"] = Context(kind, int(number or 0)) if kind else None
         return _sample(distribution, parameters, **given)
 
     draw.__name__ = draw.__qualname__ = f"random_{distribution}"
+    draw.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
     return draw
 
 

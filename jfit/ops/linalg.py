@@ -63,16 +63,17 @@ def _dot_rows(attrs, rows, shapes, outs):
 def dot(ctx, attrs, lhs, rhs):
     """y = lhs · rhs, contracting the last axis of lhs (first with transpose_a) and the first of rhs (last with transpose_b)."""
     if ctx.table_rows is not None:
-        lhs = jnp.take(lhs, ctx.table_rows, axis=1, mode="fill", fill_value=0)
+        lhs = jnp.take(lhs, ctx.table_rows, axis=-1, mode="fill", fill_value=0)
     a, b = _contracted(attrs, lhs.ndim, rhs.ndim)
     result = jnp.tensordot(lhs, rhs, axes=((a,), (b,)))
     return result.reshape((1,)) if result.ndim == 0 else result
 
 
-def used_columns(matrix):
-    """Return the indices of the columns that are not all zero, int32 (columns,), filled up with the number of columns."""
-    count = matrix.shape[1]
-    return jnp.nonzero(jnp.any(matrix != 0, axis=0), size=count, fill_value=count)[0].astype(jnp.int32)
+def used_columns(data):
+    """Return the indices on the last axis at which `data` is not all zero, int32 of its size, filled up with that size."""
+    count = data.shape[-1]
+    used = jnp.any(data != 0, axis=tuple(range(data.ndim - 1)))
+    return jnp.nonzero(used, size=count, fill_value=count)[0].astype(jnp.int32)
 
 
 # the batch rows are where they are in the inputs, unless on the axes of the matrices

@@ -420,7 +420,8 @@ def unrolls(model: Model, devices: Sequence[Any] | None = None, plan: Plan | Non
     Args:
         model: the `Model` that the loop body runs.
         devices: the devices that run the program.  None: a program that is being traced.
-        plan: the plan of the model, which says whether a JAX function has convolutions; graphs do not need it.
+        plan: the plan of the model, which says whether a JAX function has convolutions; None: a function is taken to have
+            none.  Graphs do not need it.
 
     Returns:
         bool: True for models with convolutions on CPU.

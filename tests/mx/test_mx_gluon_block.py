@@ -157,7 +157,7 @@ def test_a_block_of_numpy_functions_is_not_exported(tmp_path):
     block.hybridize()
     x = mx.np.array([[1.0, -2, 3, -4]])
     assert block(x).asnumpy().tolist() == [[1, -2, 3, 0]]
-    with pytest.raises(NotImplementedError, match=r"halves_?\w* cannot be exported: node '\w+' is a function of mx\.np"):
+    with pytest.raises(NotImplementedError, match=r"halves_?\w* cannot be exported: node '\w+' is a function, an operator"):
         block.export(str(tmp_path / "halves"))
     assert not list(tmp_path.iterdir())
 

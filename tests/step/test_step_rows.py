@@ -123,3 +123,16 @@ def test_only_parameters_read_solely_by_sparse_embeddings_are_trained_by_rows():
     assert not jfit.lower(embedding(True, data=learned)).tables
     assert list(jfit.lower(network(mx, "SparseEmbedding")).tables) == ["emb_weight"]
     assert list(jfit.lower(embedding(True, data=jfit.sym.transpose(data) + 1)).tables) == ["emb_weight"]
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 4, 5)])
+def test_the_factor_of_a_csr_input_is_updated_at_its_nonzero_columns(shape):
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    x[..., 2] = 0
+    product = jfit.sym.dot(jfit.sym.Variable("data", stype="csr"), jfit.sym.Variable("fc_weight", shape=(5, 3)))
+    net = jfit.sym.SoftmaxOutput(product if len(shape) == 2 else jfit.sym.mean(product, axis=1), name="softmax")
+    options = {"optimizer_params": {"learning_rate": 0.1, "wd": 0.5}, "batch_size": 3, "num_epoch": 1, "progress": False}
+    start = {"fc_weight": np.ones((5, 3), "float32")}
+    trained = jfit.fit(net, (x, np.zeros(6)), params=start, shuffle=False, **options).params["fc_weight"]
+    changed = (np.asarray(trained) != 1).any(1)
+    assert changed.tolist() == [True, True, False, True, True]

@@ -57,8 +57,10 @@ def resample(
     places = (columns[:, :, None] * channels + np.arange(channels)).transpose(0, 2, 1).reshape(across * channels, -1)
     out = _mixed(lines, places, np.repeat(column_weights, channels, axis=0), axis=1)  # (down, across · channels)
     if image.dtype == np.uint8:
-        in_integers = kind in (LINEAR, _MIXED) or (kind == AREA and old == (2 * size[0], 2 * size[1]))
-        out = np.floor(out + np.float32(0.5)) if in_integers else np.rint(out)  # OpenCV rounds halves up in integers
+        whole = old[0] % size[0] == old[1] % size[1] == 0
+        # For whole factors OpenCV computes halves exactly, in integers, and rounds them up.
+        up = whole and (kind in (LINEAR, _MIXED) or (kind == AREA and old == (2 * size[0], 2 * size[1])))
+        out = np.floor(out + np.float32(0.5)) if up else np.rint(out)
         if kind in (CUBIC, LANCZOS):  # negative weights can leave 0..255
             np.clip(out, 0, 255, out=out)
     return out.astype(image.dtype, copy=False).reshape(down, across, channels)

@@ -164,7 +164,7 @@ def convert_symbol(
     excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
     cast_optional_params: bool = False,
 ) -> Symbol:  # fmt: skip
-    """Return a graph with casts before the inputs of its operators; its outputs are float32.
+    """Return a graph with casts before the inputs of its operators, and after 16-bit outputs, which are float32 again.
 
     Args:
         sym: the graph.
@@ -200,7 +200,8 @@ def convert_symbol(
         return None if node.op is None or node.name in excluded else policy.cast_node(node.rebuilt(inputs), casts)
 
     full, pairs = policy.full_nodes(sym.heads), zip(sym.heads, replace_nodes(sym.heads, swap), strict=True)
-    return type(sym)([new if id(old.node) in full else cast_entry(new, "float32", casts) for old, new in pairs])
+    is_full = lambda node: id(node) in full or node.name in excluded  # noqa: E731
+    return type(sym)([new if is_full(old.node) else cast_entry(new, "float32", casts) for old, new in pairs])
 
 
 def convert_model(

@@ -278,7 +278,7 @@ class HybridBlock(Block):
 
         Raises:
             RuntimeError: the block was not hybridized and called.
-            NotImplementedError: the block calls functions of `mx.np`.
+            NotImplementedError: the block calls functions of `mx.np`, or uses operators, indices or methods of its arrays.
         """
         if not self._cached_graph:
             raise RuntimeError(f"{self.name} has no graph to export yet; call hybridize(), then the block, then export()")
@@ -287,8 +287,9 @@ class HybridBlock(Block):
         is_known = lambda op: op is (known := REGISTRY.get(op.name)) or (known is not None and known.resolve)  # noqa: E731
         unknown = [n.name for n in out.nodes() if n.op is not None and not is_known(n.op)]
         if unknown:
-            found = f"node {unknown[0]!r} is a function of mx.np, which graph files cannot hold"
-            raise NotImplementedError(f"{self.name} cannot be exported: {found}; use mx.npx there, or save_parameters")
+            found = f"node {unknown[0]!r} is a function, an operator or a method of mx.np arrays, which graph files cannot hold"
+            remedy = "use functions of mx.npx there, call the block without mx.npx.set_np(), or use save_parameters"
+            raise NotImplementedError(f"{self.name} cannot be exported: {found}; {remedy}")
         params = self.collect_params()
         values = {name: params[name]._reduce() for name in out.list_inputs() if name in params}
         aux = {name: values.pop(name) for name in out.list_auxiliary_states() if name in values}

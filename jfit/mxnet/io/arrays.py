@@ -52,13 +52,21 @@ class NDArrayIter(data.NDArrayIter):
 
     @property
     def cursor(self) -> int:
-        """Number of rows before the current batch; -batch_size before the first one, and less if rows were rolled over."""
+        """Number of rows before the current batch; -batch_size before the first one, minus the number of rows rolled over."""
         return self._position * self.batch_size - len(self._carry)
+
+    @cursor.setter
+    def cursor(self, rows: int) -> None:
+        self._position = (rows + len(self._carry)) // self.batch_size
 
     @property
     def idx(self) -> Any:
-        """Row indices in reading order, without rows that were rolled over; (rows,) int64."""
+        """Row indices in reading order, without rows that were rolled over; (rows,) int64.  Assigning to it has no effect."""
         return self._order
+
+    @idx.setter
+    def idx(self, order: Any) -> None:
+        pass
 
     def _pick(self, named: list[tuple[str, Any]]) -> list[Any]:
         return [from_host(a if getattr(a, "base", None) is None else a.copy()) for a in super()._pick(named)]

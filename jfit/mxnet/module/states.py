@@ -34,7 +34,7 @@ class States:
 
     @property
     def states(self) -> dict[Index, Any]:
-        """Copies of the states by index, in MXNet's nesting."""
+        """Copies of the states by index, in MXNet's nesting; `set_states` changes them."""
         return {i: map_state(self._parameters.mutable, state) for i, state in export_states(self._parameters)[0].items()}
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
@@ -46,7 +46,9 @@ class States:
     def set_states(self, states: bytes, where: Path = "bytes") -> None:
         """Replace the optimizer state by that of the content of a `.states` file, written by MXNet or jfit.
 
-        where: name of the file in error messages.
+        Args:
+            states: the content of the file.
+            where: name of the file in error messages.
 
         Raises:
             FormatError: the file is damaged or is not an optimizer state file.

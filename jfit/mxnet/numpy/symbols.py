@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,10 +16,18 @@ class NumpySymbol(Symbol):
     """A Symbol whose operators broadcast and promote as those of `mx.np.ndarray`; each of its nodes has one output."""
 
     def __getitem__(self, key: Any) -> Any:
-        """Index the value of this symbol by integers and slices; select one of several outputs, or an output by name."""
+        """Index the value of this symbol by integers and slices; select one of several outputs, or an output by name.
+
+        Raises:
+            IndexError: the key has other entries.  (An integer out of range raises when the shapes are known, an MXNetError.)
+        """
         if len(self) > 1 or isinstance(key, str):
             return super().__getitem__(key)
-        parts = [(k.start, k.stop, k.step) if isinstance(k, slice) else k for k in (key if isinstance(key, tuple) else (key,))]
+        keys = key if isinstance(key, tuple) else (key,)
+        other = [k for k in keys if isinstance(k, bool) or not isinstance(k, (slice, numbers.Integral))]
+        if other:
+            raise IndexError(f"a hybridized block indexes by integers and slices, found {other[0]!r}; use F.np.take instead")
+        parts = [(k.start, k.stop, k.step) if isinstance(k, slice) else int(k) for k in keys]
         return compute(_sliced, (self, parts))
 
     def reshape(self, *shape: Any) -> Any:
@@ -27,6 +36,9 @@ class NumpySymbol(Symbol):
 
 
 def _sliced(x: Any, parts: tuple[Any, ...]) -> Any:
+    for axis, (size, part) in enumerate(zip(x.shape, parts, strict=False)):
+        if isinstance(part, int) and not -size <= part < size:  # JAX would take the last entry
+            raise IndexError(f"index {part} is out of range on axis {axis}, which has {size} entries")
     return x[tuple([slice(*p) if isinstance(p, tuple) else p for p in parts])]
 
 

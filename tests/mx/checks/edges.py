@@ -1,5 +1,8 @@
 """Rare uses of common operators and classes: kernels larger than the data, modes of backward, states with their optimizer."""
 
+import os
+import tempfile
+
 import numpy as np
 from recorded_checks import raised
 
@@ -164,6 +167,8 @@ def check_random_arrays_by_position(mx):
             values[f"{short} names"] = described(draw(*numbers, shape=2, ctx=mx.cpu(1), name="x"))
             values[f"{short} out"] = [draw(*numbers, (2, 2), mx.cpu(0), out.dtype, out) is out, draw(*numbers, out=out) is out]
             values[f"{short} dtype first"] = raised(draw, *numbers, (2, 2), dtype, mx.cpu(0))
+            values[f"{short} surplus"] = raised(draw, *numbers, (2, 2), mx.cpu(0), "float32", None, None, 1)
+            values[f"{short} twice"] = raised(draw, *numbers, (2, 2), shape=(2, 2))
         dtype = "int32" if name == "randint" else dtype  # jfit keeps 64-bit arrays on the host, which is cpu(0)
         values[f"random.{name}"] = described(getattr(mx.nd.random, name)(*numbers, (2, 3), dtype, mx.cpu(1)))
         values[f"random.{name} ctx"] = raised(getattr(mx.nd.random, name), *numbers, (2, 3), mx.cpu(0))
@@ -334,7 +339,7 @@ def check_an_optimizer_of_the_user_with_a_row_sparse_key(mx):
 def check_images_resized_with_halves(mx):
     random, values = np.random.RandomState(6), {}
     image = mx.nd.array(random.randint(0, 256, (20, 24, 3)), dtype="uint8")
-    for size, interp in (((12, 10), 1), ((12, 10), 3), ((8, 10), 1), ((6, 5), 1), ((6, 5), 3)):
+    for size, interp in (((12, 10), 1), ((12, 10), 3), ((8, 10), 1), ((6, 5), 1), ((6, 5), 3), ((12, 20), 1)):
         values[f"{size} {interp}"] = mx.image.imresize(image, *size, interp=interp).reshape((-1,))[:200]
     return values
 
@@ -364,6 +369,19 @@ def check_numpy_symbols_are_indexed_as_arrays(mx):
         total.backward()
         values |= {name: result.asnumpy() for name, result in zip((*keys, "sum"), results, strict=True)}
         values["gradient"] = x.grad.asnumpy()
+
+        class Wrong(mx.gluon.HybridBlock):
+            def __init__(self, key):
+                super().__init__()
+                self._key = key
+
+            def hybrid_forward(self, F, x):
+                return x[self._key]
+
+        for name, key in {"list of columns": np.s_[:, [0, 2]], "outside": 5, "column outside": np.s_[:, -5]}.items():
+            wrong = Wrong(key)
+            wrong.hybridize()
+            values[name] = raised(lambda block: block(x).asnumpy(), wrong)
     return values
 
 
@@ -378,6 +396,9 @@ def check_cursor_of_an_array_iterator(mx):
             data.reset()
             seen.append(data.cursor)
         values |= {handle: seen, f"{handle} rows": data.idx.tolist()}
+        data.hard_reset()
+        data.cursor = 0
+        values[f"{handle} after an assignment"] = data.next().data[0].asnumpy()
     return values
 
 
@@ -387,18 +408,20 @@ def check_outputs_of_converted_graphs(mx):
     graphs = {"fc": fc, "relu": sym.relu(fc), "softmax": sym.softmax(fc), "after softmax": sym.Flatten(sym.softmax(fc))}
     graphs |= {"sum": fc + sym.exp(fc), "low sum": fc + sym.relu(fc), "loss": sym.SoftmaxOutput(fc), "scaled": sym.exp(fc) * 2}
     graphs |= {"parts": sym.Group(list(sym.split(fc, num_outputs=2))), "both": sym.Group([fc, sym.softmax(fc)])}
-    return {
+    values = {
         f"{name} {dtype}": ["amp_cast_float32" in output for output in amp.convert_symbol(graph, dtype).list_outputs()]
         for name, graph in graphs.items()
         for dtype in ("float16", "bfloat16")
     }
+    return values | {"excluded": amp.convert_symbol(fc, "float16", excluded_sym_names=["fc"]).list_outputs()}
 
 
 def check_vectors_of_tokens_are_replaced(mx):
     text = mx.contrib.text
-    with open("vectors.txt", "w") as file:
+    path = os.path.join(tempfile.mkdtemp(), "vectors.txt")
+    with open(path, "w") as file:
         file.write("a 0.1 0.2\nb 0.3 0.4\nc 0.5 0.6\n")
-    vectors = text.embedding.CustomEmbedding("vectors.txt")
+    vectors = text.embedding.CustomEmbedding(path)
     vectors.update_token_vectors("a", mx.nd.array([1, 2]))
     vectors.update_token_vectors(["c"], mx.nd.array([[3, 4]]))
     vectors.update_token_vectors(["b", "<unk>"], mx.nd.array([[5, 6], [7, 8]]))
@@ -415,20 +438,20 @@ def check_factors_of_sparse_rows_are_updated_by_rows(mx):
     random, values = np.random.RandomState(4), {}
     x = np.where(random.uniform(size=(12, 9)) < 0.15, random.uniform(0.2, 1, (12, 9)), 0).astype("float32")
     y = (x[:, 0] > x[:, 1]).astype("float32")
-    start = {"weight": mx.nd.array(random.normal(0, 0.3, (9, 2))), "bias": mx.nd.zeros(2)}
+    start = {"fc_weight": mx.nd.array(random.normal(0, 0.3, (9, 2))), "bias": mx.nd.zeros(2)}
     optimizers = {
         "sgd": {"momentum": 0.9, "learning_rate": 0.5},
         "adam": {"learning_rate": 0.1},
         "ftrl": {"learning_rate": 0.5},
     }
     for stype in ("default", "row_sparse"):
-        product = mx.sym.sparse.dot(mx.sym.var("data", stype="csr"), mx.sym.var("weight", shape=(9, 2), stype=stype))
+        product = mx.sym.sparse.dot(mx.sym.var("data", stype="csr"), mx.sym.var("fc_weight", shape=(9, 2), stype=stype))
         net = mx.sym.SoftmaxOutput(mx.sym.broadcast_add(product, mx.sym.var("bias", shape=(2,))), name="softmax")
         data = mx.io.NDArrayIter(mx.nd.array(x).tostype("csr"), y, 3, last_batch_handle="discard")
         for name, options in optimizers.items():
             module = mx.mod.Module(net)
             module.bind(data.provide_data, data.provide_label)
-            module.init_params(arg_params={**start, "weight": start["weight"].tostype(stype)})
+            module.init_params(arg_params={**start, "fc_weight": start["fc_weight"].tostype(stype)})
             module.init_optimizer(kvstore=None, optimizer=name, optimizer_params={**options, "wd": 0.05})
             for _ in range(2):
                 data.reset()
