@@ -61,7 +61,10 @@ class NDArrayIter(data.NDArrayIter):
 
     @property
     def idx(self) -> Any:
-        """Row indices in reading order, without rows that were rolled over; (rows,) int64.  Assigning to it has no effect."""
+        """Row indices in reading order, without rows that were rolled over; (rows,) int64.
+
+        As in MXNet, the data keeps its order if another array is assigned.
+        """
         return self._order
 
     @idx.setter

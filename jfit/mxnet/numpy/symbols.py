@@ -26,7 +26,8 @@ class NumpySymbol(Symbol):
         keys = key if isinstance(key, tuple) else (key,)
         other = [k for k in keys if isinstance(k, bool) or not isinstance(k, (slice, numbers.Integral))]
         if other:
-            raise IndexError(f"a hybridized block indexes by integers and slices, found {other[0]!r}; use F.np.take instead")
+            remedy = "use F.np.take(x, indices), with the indices as an input of the block"
+            raise IndexError(f"a hybridized block indexes by integers and slices, found {other[0]!r}; {remedy}")
         parts = [(k.start, k.stop, k.step) if isinstance(k, slice) else int(k) for k in keys]
         return compute(_sliced, (self, parts))
 
