@@ -69,7 +69,7 @@ def set_recording(is_recording: bool) -> bool:
         (False, True)
     """
     before = mode.tape is not None
-    mode.tape = (mode.tape or Tape()) if is_recording else None
+    mode.set((mode.tape or Tape()) if is_recording else None, mode.training)
     return before
 
 
@@ -86,7 +86,8 @@ def set_training(train_mode: bool) -> bool:
         >>> set_training(True), set_training(False)
         (False, True)
     """
-    before, mode.training = mode.training, bool(train_mode)
+    before = mode.training
+    mode.set(mode.tape, bool(train_mode))
     return before
 
 
@@ -101,10 +102,10 @@ class _Scope:
         if self._recording is not None:
             set_recording(self._recording)
         if self._training is not None:
-            mode.training = self._training
+            mode.set(mode.tape, self._training)
 
     def __exit__(self, *exc: object) -> None:
-        mode.tape, mode.training = self._before.pop()
+        mode.set(*self._before.pop())
 
 
 def record(train_mode: bool = True) -> Any:

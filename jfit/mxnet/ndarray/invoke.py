@@ -254,28 +254,30 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
     op = lookup(name)
     none_differs = {k for k, a in op.attrs.items() if a.none_differs}
     known: dict[Any, Call] = {}  # by the arguments, without the arrays
-    programs: dict[int, Any] = {}  # of the calls in `known` with arrays only, by their number
+    programs: dict[Any, Any] = {}  # of the calls in `known` without positional attributes, by number of arrays and keywords
     ndarray = np.ndarray
 
-    def call(*args: Any, out: Any = None, name: str | None = None, **kwargs: Any) -> Any:
-        if not kwargs and out is None and mode.tape is None and active.policy is None:
-            values = []  # the usual case of what follows, in less time
-            for array in args:
-                if not isinstance(array, MutableArray) or isinstance(value := array.value, ndarray):
-                    break
-                values.append(value)
-            else:
-                try:
-                    outputs = programs[len(args)][mode.training](*values)
-                except Exception:
-                    pass  # not known yet, or `run` below meets the same error, and explains it
-                else:
-                    cls = getattr(args[0], "_kind", kind) if args else kind
-                    if len(outputs) > 1:
-                        return _wrapped(outputs, cls)
-                    result = _new(cls)
-                    result.value = outputs[0]
-                    return result
+    def call(
+        first: Any = None, second: Any = None, /, *rest: Any, out: Any = None, name: str | None = None, **kwargs: Any
+    ) -> Any:
+        training, outputs = mode.eager, ()
+        if training is not None and out is None and not rest and active.policy is None:
+            try:  # the usual case of what follows, one or two arrays, in less time
+                if isinstance(first, MutableArray) and not isinstance(value := first.value, ndarray):
+                    if second is None:
+                        outputs = programs[(1, *kwargs.items()) if kwargs else 1][training](value)
+                    elif isinstance(second, MutableArray) and not isinstance(other := second.value, ndarray):
+                        outputs = programs[(2, *kwargs.items()) if kwargs else 2][training](value, other)
+            except Exception:
+                pass  # not known yet, or `run` below meets the same error, and explains it
+            if outputs:
+                cls = getattr(first, "_kind", kind)
+                if len(outputs) > 1:
+                    return _wrapped(outputs, cls)
+                result = _new(cls)
+                result.value = outputs[0]
+                return result
+        args = (first, second, *rest) if rest or second is not None else () if first is None else (first,)
         arrays: Sequence[Any] = args
         for array in args:
             if not isinstance(array, MutableArray):
@@ -293,8 +295,8 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
             arrays, prepared = read(args, kwargs)
             if key is not None and len(arrays) == count and len(known) < 256 and op.resolve is None:
                 known[key] = prepared
-                if key == len(args) and not op.needs_rng:
-                    programs[count] = prepared.run
+                if count == len(args) and not op.needs_rng:
+                    programs[(count, *kwargs.items()) if kwargs else count] = prepared.run
         results = run(prepared, arrays, getattr(arrays[0], "_kind", kind) if arrays else kind)
         return results[0] if out is None and len(results) == 1 else _write_out(results, out)
 

@@ -19,11 +19,17 @@ from jfit.mxnet.recording.steps import MAX_STEPS, Step
 
 
 class Mode(threading.local):
-    """Whether this thread computes in training mode, and what it records to (None: it does not record)."""
+    """Whether this thread computes in training mode, and what it records to (None: it does not record).
+
+    `eager` is `training`, or None while something is recorded: the fastest path of an operation reads one attribute only.
+    """
 
     def __init__(self) -> None:
-        self.training = False
-        self.tape: Tape | None = None
+        self.set(None, False)
+
+    def set(self, tape: Tape | None, training: bool) -> None:
+        """Replace both."""
+        self.tape, self.training, self.eager = tape, training, training if tape is None else None
 
 
 mode = Mode()
