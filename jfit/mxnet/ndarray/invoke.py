@@ -192,11 +192,11 @@ def with_number(name: str, array: Any, scalar: Any, kind: Any = MutableArray) ->
         dtype = np.int32 if isinstance(number, numbers.Integral) else np.float32
         return mode.tape.record(_number_call(name), [array, np.asarray(number, dtype)], kind)[0]
     array = on_device(array)
-    fn = _numpy_function(name, [array])
-    if fn is not None:  # a number is rounded to JAX's default dtype first, as an argument of a compiled function is
+    if isinstance(array, np.ndarray) and (fn := _numpy_function(name, [array])) is not None:
+        # the number is rounded to JAX's default dtype first, as an argument of a compiled function is
         with np.errstate(over="ignore"):
             return kind(fn(array, np.asarray(number, jax.dtypes.canonicalize_dtype(float)).astype(array.dtype)))
-    return kind(_number_call(name).run[False](array, number)[0])
+    return _wrapped(_number_call(name).run[False](array, number), kind)[0]
 
 
 @functools.cache
