@@ -1,5 +1,6 @@
 """Rare uses of common operators and classes: kernels larger than the data, modes of backward, states with their optimizer."""
 
+import itertools
 import os
 import tempfile
 
@@ -460,3 +461,24 @@ def check_factors_of_sparse_rows_are_updated_by_rows(mx):
                     module.update()
             values |= {f"{stype} {name} {k}": v.asnumpy() for k, v in module.get_params()[0].items()}
     return values
+
+
+def check_recurrent_layers_of_numpy_arrays(mx):
+    found, kinds = {}, {"rnn": mx.gluon.rnn.RNN, "lstm": mx.gluon.rnn.LSTM, "gru": mx.gluon.rnn.GRU}
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        for (name, kind), hybrid in itertools.product(kinds.items(), (False, True)):
+            rs = np.random.RandomState(3)
+            layer = kind(3, 2, layout="NTC", bidirectional=name == "gru")
+            layer.initialize(mx.init.Constant(0.2))
+            if hybrid:
+                layer.hybridize()
+            x, states = mx.np.array(rs.rand(2, 4, 5).astype("float32")), layer.begin_state(batch_size=2)
+            x.attach_grad()
+            with mx.autograd.record():
+                outputs, last = layer(x, states)
+                total = (outputs**2).sum() + last[-1].sum()
+            total.backward()
+            key = f"{name}_{'hybridized' if hybrid else 'eager'}"
+            found[f"{key}_arrays"] = [isinstance(a, mx.np.ndarray) for a in (*states, outputs, *last)]
+            found[f"{key}_values"] = [outputs, last[-1], x.grad, layer.l0_i2h_weight.grad()]
+    return found

@@ -12,6 +12,7 @@ from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.gluon.hybrid import HybridBlock
 from jfit.mxnet.gluon.rnn.cells import NAMES, add_parameters
+from jfit.mxnet.util import is_np_array
 from jfit.ops.rnn import GATES, layouts
 
 _CLIP = ("state_clip_min", "state_clip_max", "state_clip_nan")
@@ -93,7 +94,8 @@ class Layer(HybridBlock):
             List of arrays or symbols.
         """
         infos = enumerate(self.state_info(batch_size))
-        return [func(name=f"{self.prefix}h0_{i}", **{**info, **kwargs}) for i, info in infos]
+        states = [func(name=f"{self.prefix}h0_{i}", **{**info, **kwargs}) for i, info in infos]
+        return [s.as_np_ndarray() if is_np_array() and isinstance(s, nd.NDArray) else s for s in states]
 
     def cast(self, dtype: Any) -> None:
         """Cast parameters and gradients to a dtype."""
@@ -135,7 +137,7 @@ class Layer(HybridBlock):
         swapped = self._layout == "NTC"
         inputs = F.swapaxes(inputs, 0, 1) if swapped else inputs
         names = [f"{at}_{c}_{kind}" for kind in ("weight", "bias") for at in self._places() for c in CONNECTIONS]
-        flat = F._internal._rnn_param_concat(*[params[name].reshape(-1) for name in names if name in params], dim=0)
+        flat = F._internal._rnn_param_concat(*[F.reshape(params[name], shape=-1) for name in names if name in params], dim=0)
         attrs = {name: value for name, value in self._attrs.items() if value is not None}
         outputs, *last = F.RNN(inputs, flat, *states, *lengths, **attrs)
         outputs = F.swapaxes(outputs, 0, 1) if swapped else outputs
