@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray import create
 from jfit.mxnet.ndarray.array import NDArray, copy_as
-from jfit.mxnet.numpy.arrays import ndarray, write
+from jfit.mxnet.numpy.arrays import compute, ndarray, write
 
 
 def array(object: Any, dtype: Any = None, ctx: Any = None) -> ndarray:
@@ -79,7 +80,9 @@ empty = zeros
 
 
 def full_like(a: Any, fill_value: Any, dtype: Any = None, order: str = "C", ctx: Any = None, out: Any = None) -> ndarray:
-    """Create an ndarray of the shape, dtype and device of `a`, filled with one value."""
+    """Create an ndarray of the shape, dtype and device of `a`, filled with one value; of a symbol, a symbol."""
+    if not isinstance(a, NDArray):
+        return compute(jnp.full_like, (a, fill_value), {"dtype": dtype and jax.dtypes.canonicalize_dtype(np.dtype(dtype))})
     return full(a.shape, fill_value, dtype or a.dtype, order, ctx or a.ctx, out)
 
 

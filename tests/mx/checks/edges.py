@@ -482,3 +482,23 @@ def check_recurrent_layers_of_numpy_arrays(mx):
             found[f"{key}_arrays"] = [isinstance(a, mx.np.ndarray) for a in (*states, outputs, *last)]
             found[f"{key}_values"] = [outputs, last[-1], x.grad, layer.l0_i2h_weight.grad()]
     return found
+
+
+def check_arrays_like_numpy_symbols(mx):
+    class Like(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            halves = F.np.full_like(x[:, 0], 0.5)
+            return (
+                F.np.ones_like(x),
+                F.np.zeros_like(x, dtype="int32"),
+                F.np.where(x > 2, x * x, F.np.ones_like(x)).sum(1) * halves,
+            )
+
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        block, x = Like(), mx.np.arange(6).reshape(2, 3)
+        block.hybridize()
+        x.attach_grad()
+        with mx.autograd.record():
+            ones, zeros, sums = block(x)
+        sums.backward()
+        return {"ones": ones, "zeros": zeros, "zeros_dtype": str(zeros.dtype), "sums": sums, "gradient": x.grad}
