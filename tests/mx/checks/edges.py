@@ -554,3 +554,28 @@ def check_names_that_callbacks_of_fit_find(mx):
         module = mx.mod.Module(net)
         module.fit(train, valid, begin_epoch=3 + 2 * wrapped, num_epoch=5 + 2 * wrapped, batch_end_callback=look)
     return values
+
+
+def check_row_sparse_parameters_of_a_module(mx):
+    values = {}
+    table = mx.sym.var("e_weight", stype="row_sparse")
+    embedded = mx.sym.Embedding(mx.sym.var("data"), table, name="e", input_dim=4, output_dim=2, sparse_grad=True)
+    net = mx.sym.FullyConnected(embedded, num_hidden=2, name="fc")
+    for store in (None, "local"):
+        module = mx.mod.Module(mx.sym.MakeLoss(mx.sym.sum(net)), ["data"], None)
+        module.bind([("data", (2,))])
+        module.init_params(mx.init.One())
+        module.init_optimizer(store, "sgd", {"learning_rate": 0.5})
+        module.forward_backward(mx.io.DataBatch([mx.nd.array([0, 2])], []))
+        module.update()
+        params, aux = module.get_params()
+        values |= {f"{store} {name}": array.asnumpy() for name, array in params.items()}
+        stored = params["e_weight"]
+        values[f"{store} types"] = [type(stored).__name__, stored.stype, params["fc_weight"].stype, len(aux)]
+        values |= {f"{store} rows": stored.indices.asnumpy(), f"{store} stored": stored.data.asnumpy()}
+        module.set_params({**params, "e_weight": stored * 2}, aux)
+        values[f"{store} assigned"] = module.get_params()[0]["e_weight"].asnumpy()
+        path = os.path.join(tempfile.mkdtemp(), "net")
+        module.save_checkpoint(path, 1)
+        values[f"{store} saved"] = mx.model.load_checkpoint(path, 1)[1]["e_weight"].asnumpy()
+    return values
