@@ -579,3 +579,42 @@ def check_row_sparse_parameters_of_a_module(mx):
         module.save_checkpoint(path, 1)
         values[f"{store} saved"] = mx.model.load_checkpoint(path, 1)[1]["e_weight"].asnumpy()
     return values
+
+
+def check_reshape_of_numpy_symbols(mx):
+    class Reshaped(mx.gluon.HybridBlock):
+        def __init__(self, shape, options):
+            super().__init__()
+            self._shape, self._options = shape, options
+
+        def hybrid_forward(self, F, x):
+            return F.npx.reshape(x, self._shape, **self._options) * F.np.mean(x, axis=2)[1, 2]
+
+    values = {}
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        x = mx.np.array(np.arange(24).reshape(2, 3, 4) / 8, dtype="float32")
+        for shape in ((-2, -1), (-2, -2, 2, -1), (-5, -1), (-2, -6, 3, 1, -4), -1, (-4,), (5, 5)):
+            for reverse in (False, True):
+                block = Reshaped(shape, {"reverse": reverse} if reverse else {})
+                block.hybridize()
+                name = f"{shape} {reverse}"
+                values[name] = raised(lambda block=block: block(x).asnumpy())
+                if values[name] == "no error":
+                    values[name] = block(x).asnumpy()
+    return values
+
+
+def check_attributes_of_early_stopping(mx):
+    estimator = mx.gluon.contrib.estimator
+    net, values = mx.gluon.nn.Dense(2, in_units=3), {}
+    net.initialize(mx.init.One())
+    rows = mx.gluon.data.ArrayDataset(np.ones((8, 3), "float32"), np.float32([0, 1] * 4))
+    data = mx.gluon.data.DataLoader(rows, 4)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    accuracy = mx.metric.Accuracy()
+    fit = estimator.Estimator(net, mx.gluon.loss.SoftmaxCELoss(), train_metrics=accuracy, trainer=trainer)
+    for patience in (1, 9):
+        stopping = estimator.EarlyStoppingHandler(fit.train_metrics[0], patience=patience, mode="max")
+        fit.fit(data, epochs=4, event_handlers=[stopping])
+        values[f"patience {patience}"] = [stopping.stop_training, stopping.stopped_epoch, stopping.current_epoch, stopping.wait]
+    return values
