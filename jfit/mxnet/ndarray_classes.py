@@ -175,8 +175,9 @@ class Module(BaseModule, module.Module):
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return copies of (parameters, auxiliary states); of a row_sparse parameter a RowSparseNDArray with all rows."""
-        (params, aux), attrs, code = super().get_params(), self.symbol.attr_dict(), str(STORAGE_TYPES["row_sparse"])
-        for name in [n for n in params if attrs.get(n, {}).get("__storage_type__") == code]:
+        params, aux = super().get_params()
+        declared = self.symbol.attr_dict()
+        for name in [n for n in params if declared.get(n, {}).get("__storage_type__") == str(STORAGE_TYPES["row_sparse"])]:
             params[name] = row_sparse_array((params[name], np.arange(len(params[name]))))
         return params, aux
 
