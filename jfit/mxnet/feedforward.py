@@ -218,7 +218,7 @@ class FeedForward:
                 log_reset = functools.partial(module.logger.info, of_worker("Epoch[%d] Resetting Data Iterator"), epoch)
                 metric.reset()
                 batches = data if self.epoch_size is None else _sized_epoch(data, self.epoch_size, log_reset)
-                module._fit_epoch(batches, metric, batch_callbacks, monitor, epoch)
+                module._fit_epoch(batches, metric, batch_callbacks, monitor, epoch, {})
                 if batches is data:
                     log_reset()
                     data.reset()

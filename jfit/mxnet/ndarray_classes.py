@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from jfit.graph.compose import STORAGE_TYPES
 from jfit.mxnet import feedforward, files, initializer
 from jfit.mxnet.array_types import ArrayTypes
@@ -27,6 +29,7 @@ from jfit.mxnet.module.exec_group import ExecGroup
 from jfit.mxnet.monitor import monitor
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import as_ndarrays
+from jfit.mxnet.ndarray.sparse import row_sparse_array
 from jfit.mxnet.numpy.arrays import ndarray
 from jfit.mxnet.numpy.symbols import as_numpy_symbol
 from jfit.mxnet.optimizer import Optimizer, updater
@@ -165,15 +168,18 @@ class Module(BaseModule, module.Module):
     """
 
     _exec_group = property(ExecGroup)
-    _arg_params = property(lambda self: {n: self._in_storage(n, a) for n, a in self.get_params()[0].items()})
+    _arg_params = property(lambda self: self.get_params()[0])
     _aux_params = property(lambda self: self.get_params()[1])
     _grad_req = property(lambda self: next(iter(self.binding.grad_reqs.values()), "null"))
     _total_exec_bytes = 0  # XLA allocates memory for each pass
 
-    def _in_storage(self, name: str, array: NDArray) -> NDArray:
-        """Return an array in the storage type of its variable."""
-        code = self.symbol.attr_dict().get(name, {}).get("__storage_type__", "0")
-        return array.tostype(next(kind for kind, number in STORAGE_TYPES.items() if str(number) == code))
+    def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return copies of (parameters, auxiliary states); of a row_sparse parameter a RowSparseNDArray with all rows."""
+        params, aux = super().get_params()
+        declared = self.symbol.attr_dict()
+        for name in [n for n in params if declared.get(n, {}).get("__storage_type__") == str(STORAGE_TYPES["row_sparse"])]:
+            params[name] = row_sparse_array((params[name], np.arange(len(params[name]))))
+        return params, aux
 
     def update(self) -> None:
         """Update all parameters with the gradients of the last `backward`, which are 0 before the first pass."""

@@ -226,7 +226,7 @@ class ParameterDict(Mapping[str, Any]):
             AssertionError: names, shapes, dtypes or contexts do not match.
             MXNetError: the file is missing (also a FileNotFoundError) or damaged (also a FormatError).
         """
-        arrays = load_arrays(filename)
+        arrays = load_arrays(filename) or {}  # MXNet writes a dict without arrays as an empty list
         assert isinstance(arrays, dict), f"{os.fspath(filename)} has {len(arrays)} arrays without names; names are required."
         self.load_dict(arrays, ctx, allow_missing, ignore_extra, restore_prefix, filename, cast_dtype, dtype_source)
 

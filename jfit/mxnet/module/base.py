@@ -454,7 +454,7 @@ class BaseModule:
                 start = time.time()
                 eval_metric.reset()
                 self._begin_epoch(train_data, epoch)
-                results = self._fit_epoch(train_data, eval_metric, batch_end_callback, monitor, epoch, sparse_row_id_fn)
+                results = self._fit_epoch(train_data, eval_metric, batch_end_callback, monitor, epoch, locals())
                 for name, value in scalars(results):
                     self.logger.info(of_worker("Epoch[%d] Train-%s=%f"), epoch, name, value)
                 self.logger.info(of_worker("Epoch[%d] Time cost=%.3f"), epoch, time.time() - start)
@@ -503,12 +503,13 @@ class BaseModule:
         """Average the parameters over devices, if they differ (kvstore=None); called after each epoch."""
 
     def _fit_epoch(
-        self, train_data: Any, eval_metric: Any, callbacks: Any, monitor: Any, epoch: int, row_ids: Any = None, first: int = 0
+        self, train_data: Any, eval_metric: Any, callbacks: Any, monitor: Any, epoch: int, names: dict[str, Any], first: int = 0
     ) -> list[tuple[str, float]]:
         """Train one epoch, one batch at a time, and return the metrics of the whole epoch as (name, value) pairs.
 
         The metrics are read before the callbacks of the last batch, which may reset them.  `first` is the number of the first
-        batch (EpochRunner may have run the ones before).  Called in `_stoppable`.
+        batch (EpochRunner may have run the ones before).  Callbacks find in `locals` also `names`, the arguments and variables
+        of `fit`, as in MXNet.  Called in `_stoppable`.
         """
         flag = self._flag
         assert flag is not None
@@ -528,14 +529,14 @@ class BaseModule:
             with flag.anywhere(), waiting:
                 following = next(stream, None)
             if following is not None:
-                self.prepare(following, row_ids)
+                self.prepare(following, names.get("sparse_row_id_fn"))
             if monitor is not None:
                 monitor.toc_print()
             if following is None:
                 results = self._epoch_metrics(eval_metric)
             if callbacks is not None:
                 with Doing(activity.SAVING, "in a batch_end_callback"):
-                    call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, locals()))
+                    call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, names | locals()))
             self._stop_if_asked()
             data_batch, nbatch = following, nbatch + 1
         self._looking = False

@@ -401,7 +401,7 @@ class Module(BaseModule):
 
     # -------------------------------------------------------------------------------- fit, predict
     def _fit_epoch(
-        self, train_data: Any, eval_metric: Any, callbacks: Any, monitor: Any, epoch: int, row_ids: Any = None, first: int = 0
+        self, train_data: Any, eval_metric: Any, callbacks: Any, monitor: Any, epoch: int, names: dict[str, Any], first: int = 0
     ) -> list[tuple[str, float]]:
         """Train one epoch; if data is in memory, programs gather the batches, and several steps share a dispatch.
 
@@ -422,7 +422,7 @@ class Module(BaseModule):
                 data_batch, self._pad = train_data.batch_at(nbatch), 0
                 train_data.skip(nbatch + 2 - train_data.batches_read)  # batch by batch, the next one is read before callbacks
                 with Doing(activity.SAVING, "in a batch_end_callback"):
-                    call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, locals()))
+                    call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, names | locals()))
                 same = self.passes is passes and passes.is_one_program and not passes.parameters.passes
                 return every is not None or (same and usual())
 
@@ -436,7 +436,7 @@ class Module(BaseModule):
             first = runner.run(leaves, on_batch, self._flag, batch_of)
             train_data.skip(first - train_data.batches_read)
             self._stop_if_asked()
-        results += super()._fit_epoch(train_data, eval_metric, callbacks, monitor, epoch, row_ids, first)
+        results += super()._fit_epoch(train_data, eval_metric, callbacks, monitor, epoch, names, first)
         return results or eval_metric.get_global_name_value()
 
     def _runner_of(self, data: Any, leaves: list[Any], every: int | None) -> EpochRunner:

@@ -273,37 +273,39 @@ def current_kind() -> type[NDArray]:
 _ARRAY = "<array>"  # takes the place of an array among the arguments of a function
 
 
-def compute(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, out: Any = None) -> Any:
+def compute(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None = None, out: Any = None, count: int = 1) -> Any:
     """Run, or record, a function of JAX arrays and other arguments, also inside tuples, lists and dicts.
 
     Args:
         fn: a function of module level or a cached one, because its programs are kept by it.
-        args: positional arguments; lists of arrays become tuples.
+        args: tuple of the positional arguments; lists of arrays become tuples.
         kwargs: keyword arguments.
         out: array to write the result into.
+        count: number of arrays that the function returns, which is needed for symbols.
 
     Returns:
-        One ndarray, or a list of them if the function returns several.
+        One ndarray or symbol, or a list of them if the function returns several.
 
     Raises:
         AssertionError: none of the arguments is an array, as in MXNet.
         MXNetError: the function does not accept the arrays.
     """
     arrays: list[Any] = []
-    operation = _compute_call(fn, _split(args, arrays), _split(kwargs, arrays) if kwargs else (), len(arrays))
+    operation = _compute_call(fn, _split(args, arrays), _split(kwargs, arrays) if kwargs else (), len(arrays), count)
     if not arrays:
         types = ", ".join(type(a).__name__ for a in args)
         raise AssertionError(f"{fn.__name__} takes mx.np.ndarrays, found {types}; convert them with mx.np.array")
     if isinstance(arrays[0], Symbol):
         node = operation.node(raw_name_of(None, f"np_{fn.__name__}", True), [a.raw_heads[0] for a in arrays], False)
-        return type(arrays[0])([Entry(node, 0)])
-    results = run(operation, arrays, ndarray)
+        results: Any = [type(arrays[0])([Entry(node, i)]) for i in range(count)]
+    else:
+        results = run(operation, arrays, ndarray)
     return write(out, results[0] if len(results) == 1 else results)
 
 
 @functools.lru_cache(maxsize=4096)
-def _compute_call(fn: Callable[..., Any], args: Any, kwargs: Any, count: int) -> Call:
-    return function_call(_apply, count, (("fn", fn), ("args", args), ("kwargs", kwargs)))
+def _compute_call(fn: Callable[..., Any], args: Any, kwargs: Any, count: int, outputs: int) -> Call:
+    return function_call(_apply, count, (("fn", fn), ("args", args), ("kwargs", kwargs)), outputs)
 
 
 def _split(value: Any, arrays: list[Any]) -> Hashable:

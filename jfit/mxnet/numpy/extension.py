@@ -65,7 +65,7 @@ def nonzero(a: Any) -> ndarray:
     return ndarray(np.argwhere(a.asnumpy()))
 
 
-def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C") -> Any:
+def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C", call: Any = None) -> Any:
     """Reshape an array with codes for sizes.
 
     Args:
@@ -74,6 +74,7 @@ def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C") -> A
             axes, -6 splits an axis into the next two sizes.
         reverse: match sizes and codes to the axes from right to left.
         order: "C".
+        call: the operator Reshape of symbols, in `F.npx` of a hybridized block; None: that of arrays.
 
     Returns:
         ndarray.
@@ -90,7 +91,7 @@ def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C") -> A
     if -3 in codes:
         raise ReshapeError(f"npx.reshape has no code -3, found {newshape}; remove axes of size 1 with squeeze first")
     shape = tuple(_CODES.get(code, code) for code in codes)
-    return function("Reshape", ndarray)(a, shape=shape, reverse=reverse)
+    return (call or function("Reshape", ndarray))(a, shape=shape, reverse=reverse)
 
 
 def save(file: str | os.PathLike[str], arr: Any) -> None:

@@ -42,6 +42,7 @@ _ORDER = {name: order.split() for names, order in _ORDERS.items() for name in na
 # Arguments that jax.numpy has under another name
 _RENAMED = {"a_max": "max", "a_min": "min", "interpolation": "method", "newshape": "shape", "seq": "arrays"}
 _KEPT = ("around", "average", "cumsum", "prod", "std", "sum", "var")  # results for integers have their dtype
+_COUNTS = {"svd": 3, "eigh": 2, "slogdet": 2, "_histogram": 2}  # numbers of results
 _PLAIN = (
     "append argmax argmin argsort atleast_1d atleast_2d atleast_3d average broadcast_to clip column_stack concatenate copy "
     "diag diagflat diagonal diff dot dstack ediff1d einsum expand_dims flip fliplr flipud histogram hstack inner moveaxis "
@@ -102,13 +103,17 @@ def of_jax(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("dtype") is not None:
         kwargs["dtype"] = jax.dtypes.canonicalize_dtype(np.dtype(kwargs["dtype"]))
     out = kwargs.pop("out", None)
-    result = compute(fn, args, {_RENAMED.get(k, k): v for k, v in kwargs.items()}, out)
+    result = compute(fn, args, {_RENAMED.get(k, k): v for k, v in kwargs.items()}, out, _COUNTS.get(fn.__name__, 1))
     return tuple(result) if isinstance(result, list) else result
 
 
 def _list_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+    count: Any = len(args)  # of meshgrid and broadcast_arrays
+    if "split" in fn.__name__:
+        parts: Any = args[1] if len(args) > 1 else kwargs.get("indices_or_sections")
+        count = parts if isinstance(parts, (int, np.integer)) else np.size(parts) + 1
     try:
-        result = compute(fn, args, kwargs)
+        result = compute(fn, args, kwargs, count=count)
     except MXNetError as error:
         raise ValueError(str(error)) from error  # the exception of MXNet for sections that do not divide the axis
     return result if isinstance(result, list) else [result]

@@ -45,6 +45,7 @@ def _sliced(x: Any, parts: tuple[Any, ...]) -> Any:
 
 for _name in (*METHODS, *OPERATORS):
     setattr(NumpySymbol, _name, getattr(ndarray, _name))
+NumpySymbol.T = property(ndarray.transpose, doc="The value with its axes reversed.")  # type: ignore[attr-defined]
 
 
 def as_numpy_symbol(graph: Any) -> NumpySymbol:

@@ -122,9 +122,12 @@ def _op(name: str, fn: Callable[..., Any], inputs: Sequence[str], aux: Sequence[
 
 
 @functools.lru_cache(maxsize=4096)
-def function_call(fn: Callable[..., Any], count: int, static: tuple[tuple[str, Hashable], ...] = ()) -> Call:
-    """Return the `Call` of a pure function of `count` arrays, which returns one array or a tuple; `static`: other arguments."""
-    keywords, names = dict(static), ["output"]  # the number of outputs is known when shapes were inferred
+def function_call(fn: Callable[..., Any], count: int, static: tuple[tuple[str, Hashable], ...] = (), outputs: int = 1) -> Call:
+    """Return the `Call` of a pure function of `count` arrays, which returns one array or a tuple; `static`: other arguments.
+
+    The number of `outputs` is known when shapes were inferred; only a node of which several are used before needs it.
+    """
+    keywords, names = dict(static), ["output"] * outputs
 
     def run(ctx: Ctx, attrs: Attrs, *arrays: Any) -> Any:
         result = fn(*arrays, **keywords)
@@ -133,8 +136,8 @@ def function_call(fn: Callable[..., Any], count: int, static: tuple[tuple[str, H
         return result
 
     inputs = [f"arg{i}" for i in range(count)]
-    outputs = lambda attrs: tuple(names)  # noqa: E731
-    return Call(_op(getattr(fn, "__name__", "function"), run, inputs, outputs=outputs), Attrs({}))
+    current = lambda attrs: tuple(names)  # noqa: E731
+    return Call(_op(getattr(fn, "__name__", "function"), run, inputs, outputs=current), Attrs({}))
 
 
 _graphs = kept(256)

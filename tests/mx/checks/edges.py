@@ -502,3 +502,161 @@ def check_arrays_like_numpy_symbols(mx):
             ones, zeros, sums = block(x)
         sums.backward()
         return {"ones": ones, "zeros": zeros, "zeros_dtype": str(zeros.dtype), "sums": sums, "gradient": x.grad}
+
+
+def check_blocks_without_parameters_are_imported(mx):
+    class Line(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return 2 * x + 1
+
+    block, x, path = Line(), mx.nd.array([[1, 2]]), os.path.join(tempfile.mkdtemp(), "line")
+    block.hybridize()
+    block(x)
+    block.export(path)
+    imported = mx.gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
+    dense = mx.gluon.nn.Dense(2, in_units=2)
+    return {
+        "result": imported(x),
+        "no parameters": raised(block.collect_params().load, f"{path}-0000.params"),
+        "missing": raised(dense.collect_params().load, f"{path}-0000.params"),
+    }
+
+
+def check_numpy_symbols_of_several_results(mx):
+    results = {
+        "one part": lambda F, x: F.np.split(x, 3, axis=1)[1],
+        "last part": lambda F, x: F.np.split(x, 2)[-1],
+        "row of a part": lambda F, x: F.np.split(x, 3, axis=1)[1][0],
+        "at indices": lambda F, x: F.np.split(x, [2, 5], axis=1)[2],
+        "by name": lambda F, x: F.np.split(x, indices_or_sections=(1,), axis=1)[1],
+        "unpacked": lambda F, x: (lambda a, b, c: a + b * c)(*F.np.split(x, 3, axis=1)),
+        "all": lambda F, x: F.np.concatenate([2 * part for part in F.np.split(x, 3, axis=1)][1:]),
+        "number": lambda F, x: x * len(F.np.split(x, 3, axis=1)),
+        "whole": lambda F, x: F.np.split(x, 1)[0],
+        "unequal": lambda F, x: F.np.array_split(x, 4, axis=1)[1],
+        "columns": lambda F, x: F.np.hsplit(x, 3)[1],
+        "rows": lambda F, x: F.np.vsplit(x, 2)[1],
+        "depth": lambda F, x: F.np.dsplit(F.np.expand_dims(x, 0), 3)[1],
+        "singular values": lambda F, x: F.np.linalg.svd(x)[1],
+        "eigenvalues": lambda F, x: F.np.linalg.eigh(F.np.dot(x, x.T))[0],
+        "log of the determinant": lambda F, x: F.np.linalg.slogdet(F.np.dot(x, x.T))[1],
+    }
+    values = {}
+
+    class Part(mx.gluon.HybridBlock):
+        def __init__(self, result):
+            super().__init__()
+            self._result = result
+
+        def hybrid_forward(self, F, x):
+            return self._result(F, x)
+
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        for name, result in results.items():
+            block, x = Part(result), mx.np.array(np.arange(12).reshape(2, 6) / 8)
+            block.hybridize()
+            x.attach_grad()
+            with mx.autograd.record():
+                y = block(x)
+                total = (y * y).sum()
+            total.backward()
+            values[name] = y.asnumpy()
+            if name != "eigenvalues":  # MXNet's gradient is 0
+                values[f"{name} gradient"] = x.grad.asnumpy()
+        block = Part(lambda F, x: F.np.split(x, 3, axis=1)[3])
+        block.hybridize()
+        values["no such part"] = raised(block, x)
+    return values
+
+
+def check_names_that_callbacks_of_fit_find(mx):
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
+    names = (
+        "self train_data eval_data eval_metric validation_metric epoch nbatch data_batch begin_epoch num_epoch monitor kvstore "
+    )
+    names += "optimizer optimizer_params arg_params aux_params allow_missing force_rebind force_init "
+    names += "epoch_end_callback batch_end_callback eval_end_callback eval_batch_end_callback initializer sparse_row_id_fn"
+    values = {}
+
+    def look(param):
+        found = param.locals
+        values[f"epoch {param.epoch}, batch {param.nbatch}"] = {
+            "names": [name for name in names.split() if name in found],
+            "numbers": [found[name] for name in ("epoch", "nbatch", "begin_epoch", "num_epoch")],
+            "objects": [found["self"] is module, found["train_data"] is train, found["eval_data"] is valid],
+            "settings": [found["optimizer"], found["validation_metric"], found["allow_missing"], found["monitor"]],
+            "metric": found["eval_metric"] is param.eval_metric,
+            "labels": found["data_batch"].label[0].asnumpy().tolist(),
+        }
+
+    data, labels = np.arange(12, dtype="float32").reshape(6, 2), np.float32([0, 1, 0, 1, 1, 1])
+    for wrapped in (False, True):  # arrays in memory, and batches of any iterator
+        train, valid = (mx.io.NDArrayIter(data, labels, 3) for _ in range(2))
+        train = mx.io.ResizeIter(train, 2) if wrapped else train
+        module = mx.mod.Module(net)
+        module.fit(train, valid, begin_epoch=3 + 2 * wrapped, num_epoch=5 + 2 * wrapped, batch_end_callback=look)
+    return values
+
+
+def check_row_sparse_parameters_of_a_module(mx):
+    values = {}
+    table = mx.sym.var("e_weight", stype="row_sparse")
+    embedded = mx.sym.Embedding(mx.sym.var("data"), table, name="e", input_dim=4, output_dim=2, sparse_grad=True)
+    net = mx.sym.FullyConnected(embedded, num_hidden=2, name="fc")
+    for store in (None, "local"):
+        module = mx.mod.Module(mx.sym.MakeLoss(mx.sym.sum(net)), ["data"], None)
+        module.bind([("data", (2,))])
+        module.init_params(mx.init.One())
+        module.init_optimizer(store, "sgd", {"learning_rate": 0.5})
+        module.forward_backward(mx.io.DataBatch([mx.nd.array([0, 2])], []))
+        module.update()
+        params, aux = module.get_params()
+        values |= {f"{store} {name}": array.asnumpy() for name, array in params.items()}
+        stored = params["e_weight"]
+        values[f"{store} types"] = [type(stored).__name__, stored.stype, params["fc_weight"].stype, len(aux)]
+        values |= {f"{store} rows": stored.indices.asnumpy(), f"{store} stored": stored.data.asnumpy()}
+        module.set_params({**params, "e_weight": stored * 2}, aux)
+        values[f"{store} assigned"] = module.get_params()[0]["e_weight"].asnumpy()
+        path = os.path.join(tempfile.mkdtemp(), "net")
+        module.save_checkpoint(path, 1)
+        values[f"{store} saved"] = mx.model.load_checkpoint(path, 1)[1]["e_weight"].asnumpy()
+    return values
+
+
+def check_reshape_of_numpy_symbols(mx):
+    class Reshaped(mx.gluon.HybridBlock):
+        def __init__(self, shape, options):
+            super().__init__()
+            self._shape, self._options = shape, options
+
+        def hybrid_forward(self, F, x):
+            return F.npx.reshape(x, self._shape, **self._options) * F.np.mean(x, axis=2)[1, 2]
+
+    values = {}
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        x = mx.np.array(np.arange(24).reshape(2, 3, 4) / 8, dtype="float32")
+        for shape in ((-2, -1), (-2, -2, 2, -1), (-5, -1), (-2, -6, 3, 1, -4), -1, (-4,), (5, 5)):
+            for reverse in (False, True):
+                block = Reshaped(shape, {"reverse": reverse} if reverse else {})
+                block.hybridize()
+                name = f"{shape} {reverse}"
+                values[name] = raised(lambda block=block: block(x).asnumpy())
+                if values[name] == "no error":
+                    values[name] = block(x).asnumpy()
+    return values
+
+
+def check_attributes_of_early_stopping(mx):
+    estimator = mx.gluon.contrib.estimator
+    net, values = mx.gluon.nn.Dense(2, in_units=3), {}
+    net.initialize(mx.init.One())
+    rows = mx.gluon.data.ArrayDataset(np.ones((8, 3), "float32"), np.float32([0, 1] * 4))
+    data = mx.gluon.data.DataLoader(rows, 4)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    accuracy = mx.metric.Accuracy()
+    fit = estimator.Estimator(net, mx.gluon.loss.SoftmaxCELoss(), train_metrics=accuracy, trainer=trainer)
+    for patience in (1, 9):
+        stopping = estimator.EarlyStoppingHandler(fit.train_metrics[0], patience=patience, mode="max")
+        fit.fit(data, epochs=4, event_handlers=[stopping])
+        values[f"patience {patience}"] = [stopping.stop_training, stopping.stopped_epoch, stopping.current_epoch, stopping.wait]
+    return values

@@ -357,16 +357,16 @@ class EarlyStoppingHandler(_Monitoring, TrainEnd):
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         super().train_begin(estimator)
-        self.wait = self.stopped_epoch = 0
+        self.wait, self.stopped_epoch, self.stop_training = 0, 0, False
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
         has_value = not np.isnan(self.monitor.get()[1])
         self.wait = 0 if self._improves() else self.wait + has_value
-        stops = 0 < self.wait >= self.patience
-        if stops:
+        self.stop_training = 0 < self.wait >= self.patience
+        if self.stop_training:
             self.stopped_epoch = self.current_epoch
         super().epoch_end(estimator)
-        return stops
+        return self.stop_training
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         if self.stopped_epoch > 0:
