@@ -162,6 +162,18 @@ def test_a_block_of_numpy_functions_is_not_exported(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_graph_of_numpy_functions_has_no_random_numbers():
+    class Noisy(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return x + F.np.random.uniform(size=(2,))
+
+    block, x = Noisy(prefix="noisy_"), mx.np.array([1.0, 2.0])
+    assert (block(x) >= x).all()
+    block.hybridize()
+    with pytest.raises(ValueError, match=r"noisy_ draws random numbers .* pass them as an input, or call hybridize\(False\)"):
+        block(x)
+
+
 def test_a_block_with_a_custom_operator_is_exported_and_imported(tmp_path):
     class Square(mx.operator.CustomOp):
         def forward(self, is_train, req, in_data, out_data, aux):

@@ -660,3 +660,25 @@ def check_attributes_of_early_stopping(mx):
         fit.fit(data, epochs=4, event_handlers=[stopping])
         values[f"patience {patience}"] = [stopping.stop_training, stopping.stopped_epoch, stopping.current_epoch, stopping.wait]
     return values
+
+
+def check_constants_of_numpy_symbols(mx):
+    functions = {
+        "positions": lambda F, x: x + F.np.arange(3),
+        "masked": lambda F, x: F.np.where(F.np.tril(F.np.ones((2, 3))) > 0, x, F.np.zeros((2, 3))),
+        "identity": lambda F, x: F.np.dot(x, 2 * F.np.eye(3)),
+        "joined": lambda F, x: F.np.concatenate([x, F.np.zeros((1, 3))], axis=0),
+        "before": lambda F, x: 1 - F.np.linspace(0, 1, 3) * x,
+    }
+    values = {}
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        for name, function in functions.items():
+            block, x = mx.gluon.nn.HybridLambda(function), mx.np.array([[1.0, 2.0, 3.0], [0.5, -1.0, 4.0]])
+            block.hybridize()
+            x.attach_grad()
+            with mx.autograd.record():
+                y = block(x)
+                total = (y * y).sum()
+            total.backward()
+            values[name], values[f"{name}_gradient"] = y, x.grad
+    return values
