@@ -460,3 +460,18 @@ def check_factors_of_sparse_rows_are_updated_by_rows(mx):
                     module.update()
             values |= {f"{stype} {name} {k}": v.asnumpy() for k, v in module.get_params()[0].items()}
     return values
+
+
+def check_boxes_of_the_background(mx):
+    rows = [[0, 0.9, 0.1, 0.1, 0.5, 0.5], [-1, 0.99, 0, 0, 1, 1], [1, 0.8, 0.12, 0.1, 0.5, 0.52], [-0.5, 0.3, 0.6, 0.6, 0.9, 0.9]]
+    options = {"coord_start": 2, "score_index": 1, "id_index": 0}
+    return {str(b): mx.nd.contrib.box_nms(mx.nd.array([rows]), background_id=b, **options) for b in (-1, 0, 1, -2)}
+
+
+def check_gradient_of_mae_at_equal_values(mx):
+    data, label = mx.nd.array([[1, 2, 3], [0, 0, 0]]), mx.nd.array([[1, 3, 2], [0, -1, 1]])
+    data.attach_grad()
+    with mx.autograd.record():
+        loss = mx.nd.MAERegressionOutput(data, label, grad_scale=2)
+    loss.backward()
+    return {"gradient": data.grad}
