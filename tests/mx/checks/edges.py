@@ -475,3 +475,16 @@ def check_gradient_of_mae_at_equal_values(mx):
         loss = mx.nd.MAERegressionOutput(data, label, grad_scale=2)
     loss.backward()
     return {"gradient": data.grad}
+
+
+def check_checkpoint_before_bind(mx):
+    norm = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc"), name="bn")
+    module = mx.mod.Module(norm, label_names=None)
+    module.bind([("data", (4, 3))], for_training=False)
+    module.init_params(mx.init.One())
+    module.save_checkpoint("before", 1)
+    loaded = mx.mod.Module.load("before", 1, label_names=None)
+    args, aux = loaded.get_params()
+    loaded.save_checkpoint("copied", 2)
+    _, again, statistics = mx.model.load_checkpoint("copied", 2)
+    return {"args": args, "aux": aux, "copied": again, "statistics": statistics}
