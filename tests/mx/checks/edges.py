@@ -463,7 +463,12 @@ def check_factors_of_sparse_rows_are_updated_by_rows(mx):
 
 
 def check_boxes_of_the_background(mx):
-    rows = [[0, 0.9, 0.1, 0.1, 0.5, 0.5], [-1, 0.99, 0, 0, 1, 1], [1, 0.8, 0.12, 0.1, 0.5, 0.52], [-0.5, 0.3, 0.6, 0.6, 0.9, 0.9]]
+    rows = [
+        [0, 0.9, 0.1, 0.1, 0.5, 0.5],
+        [-1, 0.99, 0, 0, 1, 1],
+        [1, 0.8, 0.12, 0.1, 0.5, 0.52],
+        [-0.5, 0.3, 0.6, 0.6, 0.9, 0.9],
+    ]
     options = {"coord_start": 2, "score_index": 1, "id_index": 0}
     return {str(b): mx.nd.contrib.box_nms(mx.nd.array([rows]), background_id=b, **options) for b in (-1, 0, 1, -2)}
 
@@ -488,3 +493,13 @@ def check_checkpoint_before_bind(mx):
     loaded.save_checkpoint("copied", 2)
     _, again, statistics = mx.model.load_checkpoint("copied", 2)
     return {"args": args, "aux": aux, "copied": again, "statistics": statistics}
+
+
+def check_shapes_of_other_inputs(mx):
+    features = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
+    executor = features.simple_bind(mx.cpu(), data=(3, 4), softmax_label=(3,))
+    return {
+        "arguments": {n: list(a.shape) for n, a in executor.arg_dict.items()},
+        "misspelled": raised(features.simple_bind, mx.cpu(), dat=(3, 4)) != "no error",
+        "infer_shape": raised(features.infer_shape, data=(3, 4), softmax_label=(3,)),
+    }
