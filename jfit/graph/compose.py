@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from jfit.graph.scopes import AttrScope, raw_name_of
 from jfit.ops import Op, lookup, record_for
 from jfit.ops.attributes import DTYPES, REQUIRED
 
+_NAMESPACE = re.compile("^_(contrib|image|linalg|sparse)_")  # not part of automatic names: box_nms0, not _contrib_box_nms0
 STORAGE_TYPES = {"default": 0, "row_sparse": 1, "csr": 2}
 
 
@@ -188,7 +190,7 @@ def apply_op(
     result = first if issubclass(first, cls) else cls
     sources = (*symbols, *named.values())
     reserved = reserved_by(sources)
-    raw_name = raw_name_of(node_name, (op.hint or name).lower(), result.NAMES_PER_PROCESS)
+    raw_name = raw_name_of(node_name, _NAMESPACE.sub("", op.hint or name).lower(), result.NAMES_PER_PROCESS)
     if isinstance(raw_name, Derived):
         raw_name.auto.context, raw_name.auto.reserved = tuple([h for s in sources for h in s.raw_heads]), reserved
     texts = {k: text(v) for k, v in values.items()}

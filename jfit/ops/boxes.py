@@ -206,8 +206,8 @@ def _nms_order(attrs: Attrs, data: Array) -> Array:
     """Return for each output position the index of the input box, -1 where no box is left; data (images, boxes, entries)."""
     score, start = data[:, :, attrs.score_index], attrs.coord_start
     valid = score > attrs.valid_thresh
-    if attrs.id_index >= 0 and attrs.background_id >= 0:
-        valid &= data[:, :, attrs.id_index].astype(jnp.int32) != attrs.background_id
+    if attrs.id_index >= 0:
+        valid &= data[:, :, attrs.id_index] != attrs.background_id
     order = jnp.argsort(jnp.where(valid, -score, jnp.inf), axis=1)  # stable: equal scores keep their order
     ranked = jnp.take_along_axis(data, order[:, :, None], axis=1).astype(accumulating(data.dtype))
     boxes = corners(ranked[:, :, start : start + 4], attrs.in_format)

@@ -257,12 +257,14 @@ def _half_square(out: Array, label: Array) -> Array:
     return 0.5 * jnp.square(out - label)
 
 
+def _above(out: Array, label: Array) -> Array:
+    return jnp.where(out > label, 1, -1).astype(out.dtype)  # MXNet's gradient where both are equal is -1, not 0
+
+
 _SIGMOID, _RESIDUAL = (lambda attrs, data: jax.nn.sigmoid(data)), (lambda out, label: out - label)
 _add_regression("Linear", _identity, _RESIDUAL, _half_square, "y = x; its gradient is (y - label)")
 _add_regression("Logistic", _SIGMOID, _RESIDUAL, _binary_cross_entropy, "y = 1 / (1 + e⁻ˣ); its gradient is (y - label)")
-_add_regression(
-    "MAE", _identity, lambda a, b: jnp.sign(a - b), lambda a, b: jnp.abs(a - b), "y = x; its gradient is sign(y - label)"
-)
+_add_regression("MAE", _identity, _above, lambda a, b: jnp.abs(a - b), "y = x; its gradient is 1 where y > label, else -1")
 
 
 # ------------------------------------------------------------------------------------------ MakeLoss

@@ -212,6 +212,9 @@ class Module(BaseModule):
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return copies of (parameters, auxiliary states); with kvstore=None the mean over devices."""
+        if self._loaded is not None:  # a checkpoint, before bind
+            params, aux = ({k: self.arrays.wrap(v) for k, v in tree.items()} for tree in self._loaded)
+            return params, aux
         require(self, "get_params", "binded", "params_initialized")
         self._settle()
         params, aux = self.parameters.arrays()

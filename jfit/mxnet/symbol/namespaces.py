@@ -12,7 +12,7 @@ import numpy
 
 from jfit.graph.control import cond, foreach, while_loop
 from jfit.graph.symbol import Symbol as Graph
-from jfit.mxnet.namespaces import PAIRS, Namespace, find, named_power
+from jfit.mxnet.namespaces import Namespace, find, named_power
 from jfit.mxnet.ndarray.contrib import zipfian
 from jfit.mxnet.numpy.extension import OPERATORS, reshape
 from jfit.mxnet.symbol.symbol import operator
@@ -36,7 +36,8 @@ def made(name: str) -> Any:
     if name == "_internal":
         return _internal
     if name in _EQUAL_SHAPES:
-        call = _binary_function(name, _EQUAL_SHAPES[name], *PAIRS[name][1:])
+        op = _EQUAL_SHAPES[name]
+        call = _binary_function(name, op, f"{op}Scalar", "_RPowerScalar" if op == "_Power" else f"{op}Scalar")
         return named_power(call) if name == "power" else call
     return find("mx.sym", ("",), name, operator)
 

@@ -174,7 +174,7 @@ class Symbol(Graph):
             shared_arg_names: arguments whose arrays and gradients are shared with `shared_exec`.
             shared_exec: executor to share these arrays and the auxiliary states with.
             shared_buffer: accepted and ignored; XLA manages memory.
-            kwargs: shapes by argument name; values that are no shapes are ignored.
+            kwargs: shapes by argument name; other names, and values that are no shapes, are ignored.
 
         Returns:
             Executor.
@@ -189,7 +189,7 @@ class Symbol(Graph):
             (2, 12)
         """
         names, aux_names = self.list_arguments(), self.list_auxiliary_states()
-        kwargs = {n: s for n, s in kwargs.items() if isinstance(s, Sequence) and not isinstance(s, str)}
+        kwargs = {n: s for n, s in kwargs.items() if n in {*names, *aux_names} and isinstance(s, Sequence)}
         shapes, aux_shapes = self._complete_shapes(kwargs)
         types, _, aux_types = self.infer_type(**dict(type_dict or {}))
         shared_args = {} if shared_exec is None else shared_exec.arg_dict

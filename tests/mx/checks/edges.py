@@ -682,3 +682,46 @@ def check_constants_of_numpy_symbols(mx):
             total.backward()
             values[name], values[f"{name}_gradient"] = y, x.grad
     return values
+
+
+def check_boxes_of_the_background(mx):
+    rows = [
+        [0, 0.9, 0.1, 0.1, 0.5, 0.5],
+        [-1, 0.99, 0, 0, 1, 1],
+        [1, 0.8, 0.12, 0.1, 0.5, 0.52],
+        [-0.5, 0.3, 0.6, 0.6, 0.9, 0.9],
+    ]
+    options = {"coord_start": 2, "score_index": 1, "id_index": 0}
+    return {str(b): mx.nd.contrib.box_nms(mx.nd.array([rows]), background_id=b, **options) for b in (-1, 0, 1, -2)}
+
+
+def check_gradient_of_mae_at_equal_values(mx):
+    data, label = mx.nd.array([[1, 2, 3], [0, 0, 0]]), mx.nd.array([[1, 3, 2], [0, -1, 1]])
+    data.attach_grad()
+    with mx.autograd.record():
+        loss = mx.nd.MAERegressionOutput(data, label, grad_scale=2)
+    loss.backward()
+    return {"gradient": data.grad}
+
+
+def check_checkpoint_before_bind(mx):
+    norm = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc"), name="bn")
+    module = mx.mod.Module(norm, label_names=None)
+    module.bind([("data", (4, 3))], for_training=False)
+    module.init_params(mx.init.One())
+    module.save_checkpoint("before", 1)
+    loaded = mx.mod.Module.load("before", 1, label_names=None)
+    args, aux = loaded.get_params()
+    loaded.save_checkpoint("copied", 2)
+    _, again, statistics = mx.model.load_checkpoint("copied", 2)
+    return {"args": args, "aux": aux, "copied": again, "statistics": statistics}
+
+
+def check_shapes_of_other_inputs(mx):
+    features = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc")
+    executor = features.simple_bind(mx.cpu(), data=(3, 4), softmax_label=(3,))
+    return {
+        "arguments": {n: list(a.shape) for n, a in executor.arg_dict.items()},
+        "misspelled": raised(features.simple_bind, mx.cpu(), dat=(3, 4)) != "no error",
+        "infer_shape": raised(features.infer_shape, data=(3, 4), softmax_label=(3,)),
+    }

@@ -317,3 +317,29 @@ def check_created_symbols(mx):
         "hypot": value(mx.sym.hypot(mx.sym.Variable("a"), 4), a=mx.nd.array([3.0])),
         "concat": value(mx.sym.concat(mx.sym.ones((1, 2)), mx.sym.zeros((1, 2)), dim=0)),
     }
+
+
+def check_automatic_names(mx):
+    x, y, z = (mx.sym.Variable(n) for n in "xyz")
+    with mx.name.NameManager():
+        made = [
+            mx.sym.contrib.DeformableConvolution(x, y, kernel=(3, 3), num_filter=2),
+            mx.sym.contrib.MultiBoxTarget(x, y, z),
+            mx.sym.contrib.box_nms(x),
+            mx.sym.contrib.SparseEmbedding(x, input_dim=3, output_dim=2),
+            mx.sym.linalg.gemm2(x, y),
+            mx.sym.linalg_gemm2(x, y),
+            mx.sym.sparse.FullyConnected(x, num_hidden=3),
+            mx.sym.FullyConnected(x, num_hidden=3),
+            mx.sym.sparse.dot(x, y),
+            mx.sym.image.to_tensor(x),
+            mx.sym.random.uniform(shape=(2,)),
+            mx.sym.maximum(x, 2),
+            mx.sym.minimum(2, x),
+            mx.sym.power(x, 2),
+            mx.sym.pow(2, x),
+            mx.sym.hypot(x, 2),
+            2**x,
+            x > 1,
+        ]
+    return {str(i): [s.list_arguments(), s.list_outputs()] for i, s in enumerate(made)}
