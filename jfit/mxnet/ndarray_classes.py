@@ -176,10 +176,9 @@ class Module(BaseModule, module.Module):
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return copies of (parameters, auxiliary states); of a row_sparse parameter a RowSparseNDArray with all rows."""
         params, aux = super().get_params()
-        declared = self.symbol.attr_dict()
-        for name in [n for n in params if declared.get(n, {}).get("__storage_type__") == str(STORAGE_TYPES["row_sparse"])]:
-            params[name] = row_sparse_array((params[name], np.arange(len(params[name]))))
-        return params, aux
+        code = str(STORAGE_TYPES["row_sparse"])
+        rows = {name for name, attrs in self.symbol.attr_dict().items() if attrs.get("__storage_type__") == code}
+        return {n: row_sparse_array((a, np.arange(len(a)))) if n in rows else a for n, a in params.items()}, aux
 
     def update(self) -> None:
         """Update all parameters with the gradients of the last `backward`, which are 0 before the first pass."""

@@ -154,11 +154,9 @@ class HybridBlock(Block):
             count = sum(v is not None for v in flat)
             if not count:
                 raise ValueError(f"{self.name} was called with {args}; at least one argument must be an array")
-            names = iter(input_names(count))
-            inputs = [None if v is None else symbol.var(next(names)) for v in flat]
             is_numpy, drawn = any(isinstance(v, ndarray.np.ndarray) for v in flat), keys.position()
-            if is_numpy:
-                inputs = [None if v is None else as_numpy_symbol(v) for v in inputs]
+            variables = (as_numpy_symbol(v) if is_numpy else v for v in map(symbol.var, input_names(count)))
+            inputs = [None if v is None else next(variables) for v in flat]
             out, self._out_format = flatten(self._as_symbols(*regroup(inputs, self._in_format)), "outputs")
             if is_numpy and keys.position() != drawn:
                 problem = "draws random numbers while its graph is made, which every call would use again"

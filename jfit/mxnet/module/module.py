@@ -179,8 +179,7 @@ class Module(BaseModule):
             self.optimizer_initialized = self.optimizer_initialized or shared.optimizer_initialized
         self.parameters, self.passes = parameters, Passes(self.binding, parameters)
         if self._loaded is not None:
-            params, aux = self._loaded
-            parameters.set_arrays(*initialize(self.binding, None, params, aux, False, self.arrays))
+            parameters.set_arrays(*initialize(self.binding, None, *self._loaded, missing=False, arrays=self.arrays))
             self._loaded = None
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:

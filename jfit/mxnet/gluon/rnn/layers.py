@@ -93,8 +93,7 @@ class Layer(HybridBlock):
         Returns:
             List of arrays or symbols.
         """
-        infos = enumerate(self.state_info(batch_size))
-        states = [func(name=f"{self.prefix}h0_{i}", **{**info, **kwargs}) for i, info in infos]
+        states = [func(name=f"{self.prefix}h0_{i}", **{**info, **kwargs}) for i, info in enumerate(self.state_info(batch_size))]
         return [s.as_np_ndarray() if is_np_array() and isinstance(s, nd.NDArray) else s for s in states]
 
     def cast(self, dtype: Any) -> None:
