@@ -264,7 +264,7 @@ def _above(out: Array, label: Array) -> Array:
 _SIGMOID, _RESIDUAL = (lambda attrs, data: jax.nn.sigmoid(data)), (lambda out, label: out - label)
 _add_regression("Linear", _identity, _RESIDUAL, _half_square, "y = x; its gradient is (y - label)")
 _add_regression("Logistic", _SIGMOID, _RESIDUAL, _binary_cross_entropy, "y = 1 / (1 + e⁻ˣ); its gradient is (y - label)")
-_add_regression("MAE", _identity, _above, lambda a, b: jnp.abs(a - b), "y = x; its gradient is 1 where y > label, else -1")
+_add_regression("MAE", _identity, _above, lambda a, b: jnp.abs(a - b), "y = x; its gradient is (1 where y > label, else -1)")
 
 
 # ------------------------------------------------------------------------------------------ MakeLoss

@@ -11,7 +11,7 @@ import numpy as np
 
 from jfit.graph.symbol import Symbol as Graph
 from jfit.lowering.frameworks.adapted import call_of
-from jfit.mxnet import keys, ndarray, symbol
+from jfit.mxnet import ndarray, symbol
 from jfit.mxnet.files import save_checkpoint
 from jfit.mxnet.gluon.block import Block
 from jfit.mxnet.gluon.model import adapt, as_loss, input_names
@@ -154,13 +154,10 @@ class HybridBlock(Block):
             count = sum(v is not None for v in flat)
             if not count:
                 raise ValueError(f"{self.name} was called with {args}; at least one argument must be an array")
-            is_numpy, drawn = any(isinstance(v, ndarray.np.ndarray) for v in flat), keys.position()
+            is_numpy = any(isinstance(v, ndarray.np.ndarray) for v in flat)
             variables = (as_numpy_symbol(v) if is_numpy else v for v in map(symbol.var, input_names(count)))
             inputs = [None if v is None else next(variables) for v in flat]
             out, self._out_format = flatten(self._as_symbols(*regroup(inputs, self._in_format)), "outputs")
-            if is_numpy and keys.position() != drawn:
-                problem = "draws random numbers while its graph is made, which every call would use again"
-                raise ValueError(f"{self.name} {problem}; pass them as an input, or call hybridize(False)")
             self._cached_graph = [v for v in inputs if v is not None], symbol.Group(out)
         return self._cached_graph
 

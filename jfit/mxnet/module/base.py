@@ -508,8 +508,8 @@ class BaseModule:
         """Train one epoch, one batch at a time, and return the metrics of the whole epoch as (name, value) pairs.
 
         The metrics are read before the callbacks of the last batch, which may reset them.  `first` is the number of the first
-        batch (EpochRunner may have run the ones before).  Callbacks find in `locals` also `names`, the arguments and variables
-        of `fit`, as in MXNet.  Called in `_stoppable`.
+        batch (EpochRunner may have run the ones before).  `names` are the local variables of `fit`, its arguments among them,
+        which callbacks find in `locals` beside those of this method.  Called in `_stoppable`.
         """
         flag = self._flag
         assert flag is not None

@@ -254,7 +254,8 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
     op = lookup(name)
     none_differs = {k for k, a in op.attrs.items() if a.none_differs}
     known: dict[Any, Call] = {}  # by the arguments, without the arrays
-    programs: dict[Any, Any] = {}  # of the calls in `known` without positional attributes, by number of arrays and keywords
+    # The compiled programs of those of them whose positional arguments are arrays; key: their number, or (number, *keywords)
+    programs: dict[Any, Any] = {}
     ndarray = np.ndarray
 
     def call(
@@ -262,7 +263,7 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
     ) -> Any:
         training, outputs = mode.eager, ()
         if training is not None and out is None and not rest and active.policy is None:
-            try:  # the usual case of what follows, one or two arrays, in less time
+            try:  # the fast path for one or two arrays; other calls fall through to the general code below
                 if isinstance(first, MutableArray) and not isinstance(value := first.value, ndarray):
                     if second is None:
                         outputs = programs[(1, *kwargs.items()) if kwargs else 1][training](value)

@@ -20,7 +20,7 @@ from jfit.graph.nodes import Entry
 from jfit.graph.scopes import raw_name_of
 from jfit.graph.symbol import Symbol
 from jfit.mxnet.errors import MXNetError, ReshapeError
-from jfit.mxnet.mutable import MutableArray, as_array
+from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.array import KINDS, NDArray, View
 from jfit.mxnet.ndarray.invoke import run
 from jfit.mxnet.recording.calls import Call, function_call
@@ -295,20 +295,16 @@ def compute(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None = N
     if not arrays:
         types = ", ".join(type(a).__name__ for a in args)
         raise AssertionError(f"{fn.__name__} takes mx.np.ndarrays, found {types}; convert them with mx.np.array")
-    graph = next((a for a in arrays if isinstance(a, Symbol)), None)
-    if graph is not None:
-        inputs = [a.raw_heads[0] if isinstance(a, Symbol) else _constant(as_array(a)) for a in arrays]
-        node = operation.node(raw_name_of(None, f"np_{fn.__name__}", True), inputs, False)
-        results: Any = [type(graph)([Entry(node, i)]) for i in range(count)]
+    symbols = [a for a in arrays if isinstance(a, Symbol)]
+    if symbols:
+        if len(symbols) < len(arrays):
+            remedy = "in a hybridized block, create arrays by F.np, and pass others, also random ones, as inputs or parameters"
+            raise TypeError(f"mx.np.{fn.__name__} got arrays beside symbols; {remedy}")
+        node = operation.node(raw_name_of(None, f"np_{fn.__name__}", True), [s.raw_heads[0] for s in symbols], False)
+        results: Any = [type(symbols[0])([Entry(node, i)]) for i in range(count)]
     else:
         results = run(operation, arrays, ndarray)
     return write(out, results[0] if len(results) == 1 else results)
-
-
-def _constant(array: Any) -> Entry:
-    """Return a node that has the values of an array, such as `F.np.arange(3)` in a hybridized block."""
-    operation = function_call(functools.partial(jnp.asarray, np.asarray(array)), 0)
-    return Entry(operation.node(raw_name_of(None, "np_constant", True), [], False), 0)
 
 
 @functools.lru_cache(maxsize=4096)

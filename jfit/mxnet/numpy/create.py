@@ -80,7 +80,7 @@ empty = zeros
 
 
 def full_like(a: Any, fill_value: Any, dtype: Any = None, order: str = "C", ctx: Any = None, out: Any = None) -> ndarray:
-    """Create an ndarray of the shape, dtype and device of `a`, filled with one value; of a symbol, a symbol."""
+    """Create an ndarray of the shape, dtype and device of `a`, filled with one value; a symbol if `a` is one."""
     if not isinstance(a, NDArray):
         return compute(jnp.full_like, (a, fill_value), {"dtype": dtype and jax.dtypes.canonicalize_dtype(np.dtype(dtype))})
     return full(a.shape, fill_value, dtype or a.dtype, order, ctx or a.ctx, out)

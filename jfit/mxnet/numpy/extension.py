@@ -74,7 +74,7 @@ def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C", call
             axes, -6 splits an axis into the next two sizes.
         reverse: match sizes and codes to the axes from right to left.
         order: "C".
-        call: the operator Reshape of symbols, in `F.npx` of a hybridized block; None: that of arrays.
+        call: the function that reshapes, for `F.npx` of a hybridized block, where `a` is a symbol.
 
     Returns:
         ndarray.

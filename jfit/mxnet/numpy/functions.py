@@ -57,7 +57,7 @@ _CREATE = (
     "ones ones_like zeros zeros_like"
 )
 _tables = (f"{_UNARY} {_BINARY}", _PLAIN, _LISTS, _CREATE)
-_elementwise, _jax, _lists, _create = (frozenset(words.split()) for words in _tables)
+_elementwise, _jax, _lists, CREATED = (frozenset(words.split()) for words in _tables)
 
 
 @functools.cache
@@ -73,7 +73,7 @@ def function(name: str) -> Callable[..., Any]:
         array([2., 2., 2.])
     """
     known = _ALIASES.get(name, name)
-    if known in _create:
+    if known in CREATED:
         return getattr(create, known)
     if known in _elementwise:
         made = functools.partial(elementwise, known)
@@ -102,8 +102,8 @@ def of_jax(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         args, kwargs = args[:1], dict(zip(_ORDER[fn.__name__], args[1:], strict=False)) | kwargs
     if kwargs.get("dtype") is not None:
         kwargs["dtype"] = jax.dtypes.canonicalize_dtype(np.dtype(kwargs["dtype"]))
-    out = kwargs.pop("out", None)
-    result = compute(fn, args, {_RENAMED.get(k, k): v for k, v in kwargs.items()}, out, _COUNTS.get(fn.__name__, 1))
+    out, count = kwargs.pop("out", None), _COUNTS.get(fn.__name__, 1) + bool(kwargs.get("returned"))
+    result = compute(fn, args, {_RENAMED.get(k, k): v for k, v in kwargs.items()}, out, count)
     return tuple(result) if isinstance(result, list) else result
 
 
@@ -135,7 +135,7 @@ def as_ndarrays(value: Any) -> Any:
 def names() -> list[str]:
     """Return the names of all functions that `function` returns."""
     of_numpy = (name for name, value in vars(np).items() if name[0] != "_" and _is_function(value))
-    return sorted({*_create, *_elementwise, *_jax, *_ORDER, *_lists, *_ALIASES, *of_numpy})
+    return sorted({*CREATED, *_elementwise, *_jax, *_ORDER, *_lists, *_ALIASES, *of_numpy})
 
 
 # -------------------------------------------------------------------------------- methods

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from typing import Any
 
 import jax.numpy as jnp
 
+from jfit.graph.nodes import Entry
+from jfit.graph.scopes import raw_name_of
+from jfit.mxnet import numpy
 from jfit.mxnet.numpy.arrays import OPERATORS, compute, ndarray
-from jfit.mxnet.numpy.functions import METHODS
+from jfit.mxnet.numpy.functions import CREATED, METHODS
+from jfit.mxnet.recording.calls import function_call
 from jfit.mxnet.symbol.symbol import Symbol
 
 
 class NumpySymbol(Symbol):
-    """A Symbol whose operators broadcast and promote as those of `mx.np.ndarray`; each of its nodes has one output."""
+    """A Symbol whose operators broadcast and promote as those of `mx.np.ndarray`.
+
+    It stands for one array: functions with several results return several symbols.
+    """
 
     def __getitem__(self, key: Any) -> Any:
         """Index the value of this symbol by integers and slices; select one of several outputs, or an output by name.
@@ -46,6 +54,26 @@ def _sliced(x: Any, parts: tuple[Any, ...]) -> Any:
 for _name in (*METHODS, *OPERATORS):
     setattr(NumpySymbol, _name, getattr(ndarray, _name))
 NumpySymbol.T = property(ndarray.transpose, doc="The value with its axes reversed.")  # type: ignore[attr-defined]
+
+
+class _Functions:
+    """`F.np` of hybridized blocks: the functions of `mx.np`, of which those that create an array return a constant symbol."""
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(numpy, name)
+        return (lambda *args, **kwargs: _constant(function(*args, **kwargs))) if name in CREATED else function
+
+
+def _constant(value: Any) -> Any:
+    """Return an array as a symbol; others, such as `ones_like` of a symbol, are unchanged."""
+    if not isinstance(value, ndarray):
+        return value
+    # not kept by `function_call`, so that the array is released with the graph
+    call = function_call.__wrapped__(functools.partial(jnp.asarray, value.asnumpy()), 0)
+    return NumpySymbol([Entry(call.node(raw_name_of(None, "np_constant", True), [], False), 0)])
+
+
+np = _Functions()
 
 
 def as_numpy_symbol(graph: Any) -> NumpySymbol:

@@ -125,7 +125,8 @@ def _op(name: str, fn: Callable[..., Any], inputs: Sequence[str], aux: Sequence[
 def function_call(fn: Callable[..., Any], count: int, static: tuple[tuple[str, Hashable], ...] = (), outputs: int = 1) -> Call:
     """Return the `Call` of a pure function of `count` arrays, which returns one array or a tuple; `static`: other arguments.
 
-    The number of `outputs` is known when shapes were inferred; only a node of which several are used before needs it.
+    `outputs` is the number of arrays that `fn` returns.  Shape inference finds it by itself; only nodes of symbols need it, of
+    which the second result is used before.
     """
     keywords, names = dict(static), ["output"] * outputs
 

@@ -21,7 +21,7 @@ from jfit.mxnet.recording.steps import MAX_STEPS, Step
 class Mode(threading.local):
     """Whether this thread computes in training mode, and what it records to (None: it does not record).
 
-    `eager` is `training`, or None while something is recorded: the fastest path of an operation reads one attribute only.
+    `eager` has the value of `training`, or None while there is a tape: the fast path of an operation reads one attribute only.
     """
 
     def __init__(self) -> None:

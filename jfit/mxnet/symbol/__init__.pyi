@@ -4,7 +4,7 @@ import typing
 
 from . import random as random
 from jfit.graph.scopes import AttrScope as AttrScope, NameManager as NameManager, Prefix as Prefix
-from jfit.mxnet import numpy as np
+from jfit.mxnet.numpy.symbols import np as np
 from jfit.mxnet.symbol.namespaces import (
     contrib as contrib, image as image, linalg as linalg, npx as npx, op as op, sparse as sparse,
 )

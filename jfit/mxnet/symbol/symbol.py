@@ -189,7 +189,8 @@ class Symbol(Graph):
             (2, 12)
         """
         names, aux_names = self.list_arguments(), self.list_auxiliary_states()
-        kwargs = {n: s for n, s in kwargs.items() if n in {*names, *aux_names} and isinstance(s, Sequence)}
+        known = {*names, *aux_names}
+        kwargs = {n: s for n, s in kwargs.items() if n in known and isinstance(s, Sequence) and not isinstance(s, str)}
         shapes, aux_shapes = self._complete_shapes(kwargs)
         types, _, aux_types = self.infer_type(**dict(type_dict or {}))
         shared_args = {} if shared_exec is None else shared_exec.arg_dict

@@ -725,3 +725,28 @@ def check_shapes_of_other_inputs(mx):
         "misspelled": raised(features.simple_bind, mx.cpu(), dat=(3, 4)) != "no error",
         "infer_shape": raised(features.infer_shape, data=(3, 4), softmax_label=(3,)),
     }
+
+
+def check_created_numpy_symbols_in_children(mx):
+    class Positions(mx.gluon.HybridBlock):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            with self.name_scope():
+                self.table, self.dense = mx.gluon.nn.Embedding(3, 2), mx.gluon.nn.Dense(2, in_units=2)
+
+        def hybrid_forward(self, F, x):
+            return x + self.table(F.np.arange(3)) + self.dense(F.np.ones((1, 2)))
+
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        block = Positions(prefix="p_")
+        block.initialize(mx.init.One())
+        block.hybridize()
+        trainer = mx.gluon.Trainer(block.collect_params(), "sgd", {"learning_rate": 0.1})
+        values = []
+        for _ in range(2):
+            with mx.autograd.record():
+                y = block(mx.np.ones((3, 2)))
+            y.backward()
+            trainer.step(1)
+            values.append(y)
+        return {"outputs": values, "weights": [p.data() for p in block.collect_params().values()]}

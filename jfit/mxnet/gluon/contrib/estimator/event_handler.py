@@ -353,7 +353,7 @@ class EarlyStoppingHandler(_Monitoring, TrainEnd):
         self, monitor: Any, min_delta: float = 0, patience: int = 0, mode: str = "auto", baseline: float | None = None
     ) -> None:
         super().__init__(monitor, mode)
-        self.baseline, self.patience, self.min_delta = baseline, patience, min_delta
+        self.baseline, self.patience, self.min_delta, self.stop_training = baseline, patience, min_delta, False
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         super().train_begin(estimator)
