@@ -259,7 +259,7 @@ def LogisticRegressionOutput(data: Symbol | None = None, label: Symbol | None = 
 _sparse_LogisticRegressionOutput = LogisticRegressionOutput
 
 def MAERegressionOutput(data: Symbol | None = None, label: Symbol | None = None, grad_scale: float = 1.0, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = x; its gradient is sign(y - label) * grad_scale / (entries per row)."""
+    """y = x; its gradient is (1 where y > label, else -1) * grad_scale / (entries per row)."""
 
 _sparse_MAERegressionOutput = MAERegressionOutput
 
