@@ -7,9 +7,7 @@ a key-value store.  `jfit.mxnet.ndarray.NDArray` is a subclass.
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,28 +16,6 @@ import numpy as np
 
 from jfit import counters
 from jfit.optim.rows import stored_rows
-
-
-class _Host(threading.local):
-    """`computes`: whether this thread runs Python code that a compiled program calls, see `on_host`."""
-
-    computes = False
-
-
-host = _Host()
-
-
-@contextlib.contextmanager
-def on_host() -> Iterator[None]:
-    """Context manager for the Python code of a custom operator: new NDArrays, and sums and products of those, use NumPy.
-
-    A program of JAX in that code could wait for the devices, which wait for that code.
-    """
-    before, host.computes = host.computes, True
-    try:
-        yield
-    finally:
-        host.computes = before
 
 
 class MutableArray:

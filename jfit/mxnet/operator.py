@@ -27,8 +27,8 @@ import numpy as np
 
 from jfit import checks
 from jfit.mxnet.context import current_context
-from jfit.mxnet.mutable import on_host
 from jfit.mxnet.ndarray.array import NDArray
+from jfit.mxnet.recording.tape import on_host
 from jfit.mxnet.symbol.symbol import operator as symbol_function
 from jfit.ops import ALIASES, lookup
 from jfit.ops.attributes import DTYPES, REQUIRED, Attr

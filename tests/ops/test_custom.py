@@ -12,7 +12,7 @@ import pytest
 import jfit
 import jfit.mx as mx
 from jfit.graph.nodes import GraphError
-from jfit.mxnet.mutable import on_host
+from jfit.mxnet.recording.tape import on_host
 from jfit.ops import REGISTRY
 from jfit.ops.attributes import number
 from jfit.ops.custom import CustomError

@@ -22,7 +22,7 @@ from jfit.formats.sparse import from_dense
 from jfit.graph.infer import trace_shapes
 from jfit.mxnet.context import Context, context_of, current_context, place
 from jfit.mxnet.errors import MXNetError, ReshapeError
-from jfit.mxnet.mutable import MutableArray, as_array, host, is_tracer
+from jfit.mxnet.mutable import MutableArray, as_array, is_tracer
 from jfit.mxnet.namespaces import split_attributes
 from jfit.mxnet.ndarray.invoke import call, is_array, run, with_number
 from jfit.mxnet.ndarray.invoke import function as operator_function
@@ -521,7 +521,7 @@ def binary_function(array_op: str, scalar_op: str, reversed_scalar_op: str) -> C
 
 def stays_on_host(value: Any, ctx: Any = None) -> bool:
     """Whether a new NDArray of this value, for this context, is a NumPy array: in the Python code of a custom operator."""
-    return host.computes and not isinstance(value, jax.Array) and ctx in (None, current_context())
+    return mode.on_host and not isinstance(value, jax.Array) and ctx in (None, current_context())
 
 
 def copy_as(value: Any, dtype: Any, ctx: Any = None) -> Any:

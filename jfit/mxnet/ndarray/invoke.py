@@ -19,7 +19,7 @@ import numpy as np
 from jfit import checks
 from jfit.mxnet import keys
 from jfit.mxnet.errors import MXNetError, translated
-from jfit.mxnet.mutable import MutableArray, as_array, host
+from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.mxnet.precision import active
 from jfit.mxnet.recording.calls import Call, function_call, operator_call
 from jfit.mxnet.recording.steps import refused
@@ -105,7 +105,7 @@ def run(call: Call, arrays: Sequence[Any], kind: Any = MutableArray) -> list[Any
     for array in arrays:  # a loop: Python 3.11 calls a function for each comprehension, which is slower
         value = array.value if isinstance(array, MutableArray) else as_array(array)
         if isinstance(value, np.ndarray):
-            value, in_numpy = on_device(value), host.computes
+            value, in_numpy = on_device(value), mode.on_host
         values.append(value)
     program = call.run[mode.training]
     if in_numpy and (fn := _numpy_function(call.op.name, values)) is not None:
@@ -216,7 +216,7 @@ def on_device(value: Any) -> Any:
     64-bit host data becomes 32-bit here.
     """
     value = as_array(value)
-    if host.computes and isinstance(value, np.ndarray):
+    if mode.on_host and isinstance(value, np.ndarray):
         return value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
     return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
@@ -254,30 +254,24 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
     op = lookup(name)
     none_differs = {k for k, a in op.attrs.items() if a.none_differs}
     known: dict[Any, Call] = {}  # by the arguments, without the arrays
-    # The compiled programs of those of them whose positional arguments are arrays; key: their number, or (number, *keywords)
+    # Programs of calls with arrays and keywords only that have one result; key: number of arrays, or (number, *keywords)
     programs: dict[Any, Any] = {}
-    ndarray = np.ndarray
 
     def call(
         first: Any = None, second: Any = None, /, *rest: Any, out: Any = None, name: str | None = None, **kwargs: Any
     ) -> Any:
-        training, outputs = mode.eager, ()
+        training = mode.eager
         if training is not None and out is None and not rest and active.policy is None:
-            try:  # the fast path for one or two arrays; other calls fall through to the general code below
-                if isinstance(first, MutableArray) and not isinstance(value := first.value, ndarray):
-                    if second is None:
-                        outputs = programs[(1, *kwargs.items()) if kwargs else 1][training](value)
-                    elif isinstance(second, MutableArray) and not isinstance(other := second.value, ndarray):
-                        outputs = programs[(2, *kwargs.items()) if kwargs else 2][training](value, other)
-            except Exception:
-                pass  # not known yet, or `run` below meets the same error, and explains it
-            if outputs:
-                cls = getattr(first, "_kind", kind)
-                if len(outputs) > 1:
-                    return _wrapped(outputs, cls)
-                result = _new(cls)
+            try:  # the fast path for one or two arrays and one result; other calls fall through to the general code below
+                result = _new(first._kind)
+                if second is None:
+                    outputs = programs[(1, *kwargs.items()) if kwargs else 1][training](first.value)
+                else:
+                    outputs = programs[(2, *kwargs.items()) if kwargs else 2][training](first.value, second.value)
                 result.value = outputs[0]
                 return result
+            except Exception:
+                pass  # not known yet, or `run` below meets the same error, and explains it
         args = (first, second, *rest) if rest or second is not None else () if first is None else (first,)
         arrays: Sequence[Any] = args
         for array in args:
@@ -296,7 +290,7 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
             arrays, prepared = read(args, kwargs)
             if key is not None and len(arrays) == count and len(known) < 256 and op.resolve is None:
                 known[key] = prepared
-                if count == len(args) and not op.needs_rng:
+                if count == len(args) and not op.needs_rng and op.num_visible(prepared.params) == 1:
                     programs[(count, *kwargs.items()) if kwargs else count] = prepared.run
         results = run(prepared, arrays, getattr(arrays[0], "_kind", kind) if arrays else kind)
         return results[0] if out is None and len(results) == 1 else _write_out(results, out)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,18 +22,41 @@ from jfit.mxnet.recording.steps import MAX_STEPS, Step
 class Mode(threading.local):
     """Whether this thread computes in training mode, and what it records to (None: it does not record).
 
-    `eager` has the value of `training`, or None while there is a tape: the fast path of an operation reads one attribute only.
+    Attributes:
+        on_host: whether the thread runs Python code that a compiled program calls, see `on_host`.
+        eager: the value of `training`, or None if there is a tape or NumPy may have to compute: the fast path of an operation
+            reads this attribute only.
     """
+
+    on_host = False
 
     def __init__(self) -> None:
         self.set(None, False)
 
     def set(self, tape: Tape | None, training: bool) -> None:
         """Replace both."""
-        self.tape, self.training, self.eager = tape, training, training if tape is None else None
+        self.tape, self.training = tape, training
+        self.eager = training if tape is None and not self.on_host else None
 
 
 mode = Mode()
+
+
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """Context manager for the Python code of a custom operator: new NDArrays, and sums and products of those, use NumPy.
+
+    A program of JAX in that code could wait for the devices, which wait for that code.
+    """
+    before, mode.on_host = mode.on_host, True
+    mode.set(mode.tape, mode.training)
+    try:
+        yield
+    finally:
+        mode.on_host = before
+        mode.set(mode.tape, mode.training)
+
+
 _new: Any = object.__new__
 _root = [Step(None, ())]
 _serials = itertools.count()

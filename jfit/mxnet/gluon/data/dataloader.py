@@ -1,6 +1,6 @@
 """`DataLoader`: mini-batches of a data set, made in this process, by threads, or by worker processes.
 
-Samples are read, transformed and collated with NumPy (`jfit.mxnet.mutable.on_host`); only whole batches become JAX arrays.
+Samples are read, transformed and collated with NumPy (`on_host`); only whole batches become JAX arrays.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from jfit.mxnet import keys
 from jfit.mxnet.gluon.data.dataset import with_fast_rows
 from jfit.mxnet.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from jfit.mxnet.image.functions import created
-from jfit.mxnet.mutable import mutable_class, on_host
+from jfit.mxnet.mutable import mutable_class
 from jfit.mxnet.ndarray.array import NDArray, function
 from jfit.mxnet.numpy.arrays import current_kind
+from jfit.mxnet.recording.tape import on_host
 from jfit.mxnet.util import is_np_array, is_np_shape, set_np
 
 
