@@ -254,22 +254,27 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
     op = lookup(name)
     none_differs = {k for k, a in op.attrs.items() if a.none_differs}
     known: dict[Any, Call] = {}  # by the arguments, without the arrays
-    # Programs of calls with arrays and keywords only that have one result; key: number of arrays, or (number, *keywords)
-    programs: dict[Any, Any] = {}
+    # Those with arrays and keywords only that have one result; key: number of arrays, or (number, *keywords)
+    calls: dict[Any, Any] = {}
 
     def call(
         first: Any = None, second: Any = None, /, *rest: Any, out: Any = None, name: str | None = None, **kwargs: Any
     ) -> Any:
-        training = mode.eager
-        if training is not None and out is None and not rest and active.policy is None:
+        if out is None and not rest and active.policy is None:
             try:  # the fast path for one or two arrays and one result; other calls fall through to the general code below
-                result = _new(first._kind)
-                if second is None:
-                    outputs = programs[(1, *kwargs.items()) if kwargs else 1][training](first.value)
-                else:
-                    outputs = programs[(2, *kwargs.items()) if kwargs else 2][training](first.value, second.value)
-                result.value = outputs[0]
-                return result
+                training = mode.eager
+                if training is not None:
+                    result = _new(first._kind)
+                    if second is None:
+                        outputs = calls[(1, *kwargs.items()) if kwargs else 1].run[training](first.value)
+                    else:
+                        outputs = calls[(2, *kwargs.items()) if kwargs else 2].run[training](first.value, second.value)
+                    result.value = outputs[0]
+                    return result
+                if mode.tape is not None and first._entry is not None and (second is None or isinstance(second, MutableArray)):
+                    inputs = (first,) if second is None else (first, second)
+                    simple = calls[(len(inputs), *kwargs.items()) if kwargs else len(inputs)]
+                    return mode.tape.record(simple, inputs, first._kind)[0]
             except Exception:
                 pass  # not known yet, or `run` below meets the same error, and explains it
         args = (first, second, *rest) if rest or second is not None else () if first is None else (first,)
@@ -291,7 +296,7 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
             if key is not None and len(arrays) == count and len(known) < 256 and op.resolve is None:
                 known[key] = prepared
                 if count == len(args) and not op.needs_rng and op.num_visible(prepared.params) == 1:
-                    programs[(count, *kwargs.items()) if kwargs else count] = prepared.run
+                    calls[(count, *kwargs.items()) if kwargs else count] = prepared
         results = run(prepared, arrays, getattr(arrays[0], "_kind", kind) if arrays else kind)
         return results[0] if out is None and len(results) == 1 else _write_out(results, out)
 
