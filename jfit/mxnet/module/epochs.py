@@ -60,10 +60,8 @@ class EpochRunner:
         self.steps = 1 if every is None else steps
         # of a dispatch that may be repeated; on other devices its program takes long to compile
         self.ahead = steps if every is None and parameters.devices[0].platform == "cpu" else 1
-        table, weight = row_table(self.counts)  # both (devices, slots)
-        self._table = table
-        uneven = len(set(self.counts)) > 1
-        self._weight = place_split(weight, parameters.devices) if uneven else None
+        self._table, weight = row_table(self.counts)  # both (devices, slots)
+        self._weight = place_split(weight, parameters.devices) if len(set(self.counts)) > 1 else None
 
     @property
     def data(self) -> Any:
