@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,6 @@ from jfit.ops import nearest
 from jfit.parallel.contexts import Context, cpu
 from jfit.programs import Made
 
-Divide = Callable[[int, Sequence[float]], list[int]]  # (rows, workloads) -> rows of each device
 GRAD_REQS = ("write", "add", "null")
 PARAMETER_SUFFIXES = ("_weight", "_bias", "_gamma", "_beta")
 
@@ -55,9 +54,9 @@ class Binding:
     """
 
     def __init__(
-        self, symbol: Symbol, names: Sequence[Any], context: Any, workloads: Any, divide: Divide, logger: Any, group2ctxs: Any
+        self, symbol: Symbol, names: Sequence[Any], context: Any, workloads: Any, logger: Any, group2ctxs: Any
     ) -> None:
-        self.symbol, self.logger, self._divide = symbol, logger, divide
+        self.symbol, self.logger = symbol, logger
         one = isinstance(context, Context) or not isinstance(context, (list, tuple))  # a Context is a tuple, too
         self.context = [cpu() if context is None else context] if one else list(context)
         devices = [c.device if isinstance(c, Context) else c for c in self.context]
@@ -191,7 +190,7 @@ class Binding:
 
     def slices(self, rows: int) -> list[int]:
         """Return the number of rows for each device, for a batch of `rows` rows."""
-        return self._divide(rows, self._workloads)
+        return python_slices(rows, self._workloads)
 
     def check_shared(self, parameters: Parameters) -> None:
         """Check that the parameters of another module have the names and shapes of this graph's.
