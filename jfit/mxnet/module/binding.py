@@ -259,7 +259,7 @@ class Binding:
 
         def whole(field: str, descs: Sequence[DataDesc]) -> list[Any]:
             parts = [[as_array(getattr(b, field)[i]) for b in batches] for i in range(len(descs))]
-            return [concat_slices(p, axes.get(d.name, 0)) for p, d in zip(parts, descs, strict=True)]
+            return [np.concatenate(p, axes.get(d.name, 0)) for p, d in zip(parts, descs, strict=True)]
 
         labels = whole("label", self.label_shapes if batches[0].label else ())
         counts = [as_array(b.data[0]).shape[axes.get(self.data_shapes[0].name, 0)] for b in batches]
@@ -414,11 +414,6 @@ def _input_array(value: Any) -> Any:
     """Return an array of a batch as a jax array, or a copy as a NumPy array: iterators may reuse buffers before a lazy pass."""
     array = as_input(value)
     return array if isinstance(array, jax.Array) or is_constant(array) else np.array(array)
-
-
-def concat_slices(parts: Sequence[Any], axis: int) -> Any:
-    """Concatenate the slices of several devices along `axis`."""
-    return np.concatenate([np.asarray(p) for p in parts], axis)
 
 
 def wrapped_rows(data_batch: Any) -> int:

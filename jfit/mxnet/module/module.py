@@ -22,7 +22,7 @@ from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
 from jfit.mxnet.metric import EvalMetric
 from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, call, listed, require
-from jfit.mxnet.module.binding import Binding, concat_slices, same_shapes, wrapped_rows
+from jfit.mxnet.module.binding import Binding, same_shapes, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
 from jfit.mxnet.module.initial import check_names, converted, initialize
 from jfit.mxnet.module.parameters import Parameters
@@ -375,7 +375,7 @@ class Module(BaseModule):
         """
         require(self, "update_metric", "binded", "params_initialized")
         if pre_sliced:
-            labels = [concat_slices([as_array(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
+            labels = [np.concatenate([as_array(part[i]) for part in labels]) for i in range(len(labels[0]))]
         outputs = [self.arrays.wrap(out) for out in self.passes.merged()]  # user metrics may call methods of NDArray
         labels = [self.arrays.wrap(a if isinstance(a, MutableArray) else as_array(a)) for a in labels or ()]
         self._fold(eval_metric, labels, outputs, self._weights(outputs))
