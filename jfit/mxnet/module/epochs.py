@@ -211,9 +211,8 @@ class EpochRunner:
         parameters = self.passes.parameters
         running = [(metric, leaf.running()) for metric, leaf in zip(self.metrics, leaves, strict=True)]
         pairs = [[metric.init() if s is None else s for s in pair] for metric, pair in running]
-        sums = [local for local, _ in pairs] if self.every else [total for _, total in pairs]
-        sums += [total for _, total in pairs] if self.every else []
-        totals = zero_totals(self._metric_sums_of)._replace(metrics=tuple(sums))
+        local_sums = [local for local, _ in pairs] if self.every else []
+        totals = zero_totals(self._metric_sums_of)._replace(metrics=(*local_sums, *(total for _, total in pairs)))
         parameters.state = parameters.state._replace(metrics=place(totals, parameters.devices))
 
     def _store_sums(self, leaves: Sequence[Any], sums: Any) -> None:
