@@ -10,26 +10,31 @@ import functools
 import logging
 import math
 import time
-from collections import namedtuple
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jfit.mxnet.files import save_checkpoint
 from jfit.mxnet.logs import of_worker
 
-BatchEndParam = namedtuple("BatchEndParam", ["epoch", "nbatch", "eval_metric", "locals"])
-BatchEndParam.__doc__ = """The argument of a batch callback.
 
-Attributes:
-    epoch: number of the epoch, from 0.
-    nbatch: number of the batch in its epoch, from 0.
-    eval_metric: the training or validation metric, or None.
-    locals: dict of the loop's local variables, or None.
+class BatchEndParam(NamedTuple):
+    """The argument of a batch callback.
 
-Example:
-    >>> BatchEndParam(epoch=0, nbatch=3, eval_metric=None, locals=None).nbatch
-    3
-"""
+    Attributes:
+        epoch: number of the epoch, from 0.
+        nbatch: number of the batch in its epoch, from 0.
+        eval_metric: the training or validation metric, or None.
+        locals: dict of the loop's local variables, or None.
+
+    Example:
+        >>> BatchEndParam(epoch=0, nbatch=3, eval_metric=None, locals=None).nbatch
+        3
+    """
+
+    epoch: int
+    nbatch: int
+    eval_metric: Any
+    locals: dict[str, Any] | None
 
 
 def scalars(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:

@@ -14,7 +14,6 @@ import numpy as np
 
 from jfit import counters
 from jfit.data import NDArrayIter
-from jfit.data.ndarray_iter import DataDesc
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
@@ -234,7 +233,7 @@ class FeedForward:
 
     def _training_module(self, data: Any, kvstore: Any, logger: Any, work_load_list: Any) -> Any:
         """Create a bound module with parameters and a new optimizer, after checking that the data has all inputs."""
-        inputs, labels = _descriptions(data)
+        inputs, labels = describe(data.provide_data), describe(data.provide_label)
         names, label_names = [d.name for d in inputs], [d.name for d in labels]
         for name in self.symbol.list_arguments():
             if name.endswith(_INPUTS) and name not in (*names, *label_names, *(self.arg_params or ())):
@@ -358,7 +357,7 @@ class FeedForward:
         if reset:
             data.reset()
         params, aux = self._checked_params()
-        inputs, labels = _descriptions(data)
+        inputs, labels = describe(data.provide_data), describe(data.provide_label)
         names = [d.name for d in inputs]
         free = [n for n in self.symbol.list_arguments() if n not in (*params, *names) and n.endswith(_INPUTS)]
         last = module = self._predictor
@@ -464,8 +463,3 @@ def _sized_epoch(data: Any, size: int, log_reset: Callable[[], None]) -> Iterato
         if batch is None:
             raise ValueError(f"epoch_size is {size}, but the data iterator has no batch after a reset.")
         yield batch
-
-
-def _descriptions(data: Any) -> tuple[list[DataDesc], list[DataDesc]]:
-    """Return two lists of DataDesc: the data and the labels of an iterator."""
-    return describe(data.provide_data), describe(data.provide_label)

@@ -10,6 +10,7 @@ from typing import Any
 
 from jfit.callbacks.live import in_notebook
 from jfit.history.plots import new_axes
+from jfit.lazy import optional
 
 
 class PandasLogger:
@@ -36,10 +37,7 @@ class PandasLogger:
     """
 
     def __init__(self, batch_size: int, frequent: int = 50) -> None:
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError as error:
-            raise ImportError("mx.notebook.callback requires pandas, which is not installed; pip install pandas") from error
+        pandas = optional("pandas", "mx.notebook.callback requires pandas, which is not installed; pip install pandas")
         self.batch_size, self.frequent = batch_size, frequent
         self.all_dataframes = {name: pandas.DataFrame() for name in ("train", "eval", "epoch")}
         self.train_df, self.eval_df, self.epoch_df = self.all_dataframes.values()

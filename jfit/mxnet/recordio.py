@@ -141,21 +141,19 @@ class MXIndexedRecordIO(MXRecordIO):
         self, idx_path: str | os.PathLike[str], uri: str | os.PathLike[str], flag: str, key_type: Callable[[str], Any] = int
     ) -> None:
         self.idx_path, self.key_type = idx_path, key_type
-        self.idx: dict[Any, int] = {}
-        self.keys: list[Any] = []
-        self.fidx: TextIO | None = None
         super().__init__(uri, flag)
 
     def open(self) -> None:
         """Open both files."""
         super().open()
-        self.idx, self.fidx = {}, None
+        self.idx: dict[Any, int] = {}
+        self.fidx: TextIO | None = None
         if self.writable:
             self.fidx = open(self.idx_path, "w", encoding="utf-8")  # noqa: SIM115  closed by close()
         else:
             with translated():
                 self.idx = read_index(self.idx_path, self.key_type)
-        self.keys = list(self.idx)
+        self.keys: list[Any] = list(self.idx)
 
     def close(self) -> None:
         """Close both files."""

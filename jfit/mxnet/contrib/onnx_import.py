@@ -21,6 +21,7 @@ import numpy as np
 from jfit.graph.infer import FLOAT, trace_shapes
 from jfit.graph.nodes import Node as GraphNode
 from jfit.graph.scopes import Prefix
+from jfit.lazy import optional
 from jfit.mxnet.contrib.onnx_operators import FIX, HINT, OPERATORS, REQUIRED
 from jfit.mxnet.gluon.hybrid import SymbolBlock
 from jfit.mxnet.ndarray.array import NDArray
@@ -101,10 +102,7 @@ def get_model_metadata(model_file: str) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def _load(path: str) -> Any:
-    try:
-        return importlib.import_module("onnx").load_model(path)
-    except ImportError as error:
-        raise ImportError("mx.contrib.onnx requires the package onnx; pip install 'jfit[export]'") from error
+    return optional("onnx", "mx.contrib.onnx requires the package onnx; pip install 'jfit[export]'").load_model(path)
 
 
 class _SizeError(NotImplementedError):

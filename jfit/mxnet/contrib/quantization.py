@@ -329,8 +329,7 @@ def quantize_graph(
         "none": None, "naive": _LayerOutputMinMaxCollector(quantized_dtype, layers), "customize": LayerOutputCollector,
         "entropy": _LayerHistogramCollector(include_layer=layers),
     }  # fmt: skip
-    collector = collectors[mode]
-    return result, _quantize_params(result, arg_params), aux_params, collector
+    return result, _quantize_params(result, arg_params), aux_params, collectors[mode]
 
 
 def calib_graph(

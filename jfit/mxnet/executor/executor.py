@@ -25,6 +25,7 @@ from jfit.mxnet.executor.programs import programs_of
 from jfit.mxnet.groups import group_devices
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.binding import moving_aux, requests_of
+from jfit.mxnet.module.exec_group import Callback
 from jfit.mxnet.mutable import MutableArray, OnHost, as_input, is_constant
 from jfit.mxnet.ndarray.array import NDArray, later
 from jfit.mxnet.ndarray.create import full
@@ -75,7 +76,7 @@ class Executor:
         self._deferred: Deferred | None = None  # the last pass
         self._recorded: Any = None  # its (training mode, arrays or None if they are released, random key)
         self._outputs: list[NDArray] = []
-        self._monitor: tuple[Callable[[str, NDArray], None], bool] | None = None
+        self._monitor: Callback | None = None
 
     # -------------------------------------------------------------------------------- forward and backward
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
@@ -288,19 +289,15 @@ class Executor:
             callback: function (name, NDArray), or None to remove the callback.
             monitor_all: also call it for the inputs of every operator.
         """
-        self._monitor = None if callback is None else (callback, monitor_all)
+        self._monitor = None if callback is None else Callback(callback, monitor_all)
 
     def _gathered(self, tree: Any) -> Any:
         """Return the arrays on one device, where the programs of monitors run."""
         return self._to_device(tree) if self._devices else tree
 
     def _notify_monitor(self, compute: Callable[[bool], Mapping[str, Any]]) -> None:
-        if self._monitor is None:
-            return
-        callback, monitor_all = self._monitor
-        if getattr(getattr(callback, "__self__", None), "activated", True):
-            for name, value in compute(monitor_all).items():
-                callback(name, NDArray(value))
+        if self._monitor is not None and self._monitor.activated:
+            self._monitor.collect(compute(self._monitor.monitor_all))
 
     def debug_str(self) -> str:
         """Return a table of the graph's nodes as text."""

@@ -174,14 +174,12 @@ def _has_own_gradient(node: Node) -> bool:
 
 
 def _reachable_arguments(node: Node) -> frozenset[str]:
-    names, visited, stack = set(), set(), [node]
+    seen: dict[int, Node] = {}
+    stack = [node]
     while stack:
         node = stack.pop()
-        if id(node) in visited:
-            continue
-        visited.add(id(node))
-        if node.op is None:
-            names.add(node.name)
-        elif node.op.name not in _STOPS:
-            stack.extend(e.node for at, e in enumerate(node.inputs) if at != node.label_at)
-    return frozenset(names)
+        if id(node) not in seen:
+            seen[id(node)] = node
+            if node.op is not None and node.op.name not in _STOPS:
+                stack.extend(e.node for at, e in enumerate(node.inputs) if at != node.label_at)
+    return frozenset(n.name for n in seen.values() if n.op is None)

@@ -93,6 +93,14 @@ class _ToSize(Augmenter):
         self.size, self.interp = size, interp
 
 
+class WithProbability(Augmenter):
+    """Base class of augmenters that change an image with probability `p`."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__(p=p)
+        self.p = p
+
+
 class ResizeAug(_ToSize):
     """Resize an image so that its shorter side has length `size`, keeping the aspect ratio.
 
@@ -180,7 +188,7 @@ class CenterCropAug(_ToSize):
         return functions.center_crop(src, self.size, self.interp)[0]
 
 
-class HorizontalFlipAug(Augmenter):
+class HorizontalFlipAug(WithProbability):
     """Flip an image left and right with probability `p`.
 
     Args:
@@ -190,10 +198,6 @@ class HorizontalFlipAug(Augmenter):
         >>> HorizontalFlipAug(1.0)(np.arange(6).reshape(1, 2, 3)).tolist()
         [[[3, 4, 5], [0, 1, 2]]]
     """
-
-    def __init__(self, p: float) -> None:
-        super().__init__(p=p)
-        self.p = p
 
     def __call__(self, src: Any) -> Any:
         return on_host(src, np.fliplr) if random.random() < self.p else src
@@ -365,7 +369,7 @@ class ColorNormalizeAug(Augmenter):
         return functions.color_normalize(src, self.mean, self.std)
 
 
-class RandomGrayAug(Augmenter):
+class RandomGrayAug(WithProbability):
     """Convert to gray with probability `p`; the image still has three channels.
 
     Args:
@@ -375,10 +379,6 @@ class RandomGrayAug(Augmenter):
         >>> RandomGrayAug(1.0)(np.ones((2, 2, 3), "float32")).shape
         (2, 2, 3)
     """
-
-    def __init__(self, p: float) -> None:
-        super().__init__(p=p)
-        self.p = p
 
     def __call__(self, src: Any) -> Any:
         return on_host(src, colour.gray) if random.random() < self.p else src

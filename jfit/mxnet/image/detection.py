@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jfit.data import DataDesc
-from jfit.mxnet.image.augmenters import Augmenter, CreateAugmenter, ForceResizeAug, ResizeAug
+from jfit.mxnet.image.augmenters import Augmenter, CreateAugmenter, ForceResizeAug, ResizeAug, WithProbability
 from jfit.mxnet.image.functions import copyMakeBorder, fixed_crop, on_host
 from jfit.mxnet.image.iterator import ImageIter
 from jfit.mxnet.mutable import MutableArray
@@ -89,7 +89,7 @@ class DetRandomSelectAug(DetAugmenter):
         return self.aug_list[0](src, label)
 
 
-class DetHorizontalFlipAug(DetAugmenter):
+class DetHorizontalFlipAug(WithProbability, DetAugmenter):
     """Flip an image and its boxes left and right with probability `p`; the label is changed in place.
 
     Args:
@@ -100,10 +100,6 @@ class DetHorizontalFlipAug(DetAugmenter):
         >>> label.tolist()
         [[0.0, 0.5, 0.0, 0.75, 1.0]]
     """
-
-    def __init__(self, p: float) -> None:
-        super().__init__(p=p)
-        self.p = p
 
     def __call__(self, src: Any, label: Any) -> tuple[Any, Any]:
         if random.random() < self.p:

@@ -105,8 +105,7 @@ def _packed(values: list[jax.Array]) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=1)
 def _unpacked(pack: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
     ends = np.cumsum([math.prod(shape) for shape in shapes])
-    starts = [0, *ends[:-1].tolist()]
-    return [pack[a:b].reshape(shape) for a, b, shape in zip(starts, ends.tolist(), shapes, strict=True)]
+    return [part.reshape(shape) for part, shape in zip(jnp.split(pack, ends[:-1]), shapes, strict=True)]
 
 
 def sum_groups(groups: Sequence[Sequence[Any]]) -> list[Any]:

@@ -227,7 +227,7 @@ def _fold(
         plain, plain_outputs = [as_input(a) for a in labels], [as_array(a) for a in outputs]
         new = fold_batch(rules, chosen, [metric.running() for metric in metrics], plain, plain_outputs, weights)
         for metric, sums in zip(metrics, new, strict=True):
-            metric._store(sums)
+            metric.set_sums(*sums)
     for metric, pick, rule in ruled:
         if rule is None:
             each = [weights[i] for i in pick.outputs] if isinstance(weights, (list, tuple)) else weights

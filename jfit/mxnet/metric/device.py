@@ -108,10 +108,7 @@ class DeviceMetric(EvalMetric):
             sums: local sums, as returned by the `update` of the pure metric.
             global_sums: global sums in the same form.  The arrays are stored without a copy, so do not donate them.
         """
-        self._store((sums, global_sums))
-
-    def _store(self, sums: tuple[Any, Any]) -> None:
-        self._sums, self._host = sums, None
+        self._sums, self._host = (sums, global_sums), None
 
     def _value(self, which: int) -> Any:
         rule, sums = self._pure(), read([self])[0][which]
@@ -166,8 +163,9 @@ class UpdatesMetric(DeviceMetric):
         super().reset_local()
         self._updates = (0, self._updates[1])
 
-    def _store(self, sums: tuple[Any, Any]) -> None:
-        super()._store(sums)
+    def set_sums(self, sums: Any, global_sums: Any) -> None:
+        """Replace the running sums, and count an update."""
+        super().set_sums(sums, global_sums)
         self._updates = (self._updates[0] + self._parts, self._updates[1] + self._parts)
 
     def _number(self, which: int, sums: np.ndarray) -> int:

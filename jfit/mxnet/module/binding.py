@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,6 @@ from jfit.ops import nearest
 from jfit.parallel.contexts import Context, cpu
 from jfit.programs import Made
 
-Divide = Callable[[int, Sequence[float]], list[int]]  # (rows, workloads) -> rows of each device
 GRAD_REQS = ("write", "add", "null")
 PARAMETER_SUFFIXES = ("_weight", "_bias", "_gamma", "_beta")
 
@@ -55,9 +54,9 @@ class Binding:
     """
 
     def __init__(
-        self, symbol: Symbol, names: Sequence[Any], context: Any, workloads: Any, divide: Divide, logger: Any, group2ctxs: Any
+        self, symbol: Symbol, names: Sequence[Any], context: Any, workloads: Any, logger: Any, group2ctxs: Any
     ) -> None:
-        self.symbol, self.logger, self._divide = symbol, logger, divide
+        self.symbol, self.logger = symbol, logger
         one = isinstance(context, Context) or not isinstance(context, (list, tuple))  # a Context is a tuple, too
         self.context = [cpu() if context is None else context] if one else list(context)
         devices = [c.device if isinstance(c, Context) else c for c in self.context]
@@ -191,7 +190,7 @@ class Binding:
 
     def slices(self, rows: int) -> list[int]:
         """Return the number of rows for each device, for a batch of `rows` rows."""
-        return self._divide(rows, self._workloads)
+        return python_slices(rows, self._workloads)
 
     def check_shared(self, parameters: Parameters) -> None:
         """Check that the parameters of another module have the names and shapes of this graph's.
@@ -260,7 +259,7 @@ class Binding:
 
         def whole(field: str, descs: Sequence[DataDesc]) -> list[Any]:
             parts = [[as_array(getattr(b, field)[i]) for b in batches] for i in range(len(descs))]
-            return [concat_slices(p, axes.get(d.name, 0)) for p, d in zip(parts, descs, strict=True)]
+            return [np.concatenate(p, axes.get(d.name, 0)) for p, d in zip(parts, descs, strict=True)]
 
         labels = whole("label", self.label_shapes if batches[0].label else ())
         counts = [as_array(b.data[0]).shape[axes.get(self.data_shapes[0].name, 0)] for b in batches]
@@ -415,11 +414,6 @@ def _input_array(value: Any) -> Any:
     """Return an array of a batch as a jax array, or a copy as a NumPy array: iterators may reuse buffers before a lazy pass."""
     array = as_input(value)
     return array if isinstance(array, jax.Array) or is_constant(array) else np.array(array)
-
-
-def concat_slices(parts: Sequence[Any], axis: int) -> Any:
-    """Concatenate the slices of several devices along `axis`."""
-    return np.concatenate([np.asarray(p) for p in parts], axis)
 
 
 def wrapped_rows(data_batch: Any) -> int:

@@ -60,10 +60,8 @@ class EpochRunner:
         self.steps = 1 if every is None else steps
         # of a dispatch that may be repeated; on other devices its program takes long to compile
         self.ahead = steps if every is None and parameters.devices[0].platform == "cpu" else 1
-        table, weight = row_table(self.counts)  # both (devices, slots)
-        self._table = table
-        uneven = len(set(self.counts)) > 1
-        self._weight = place_split(weight, parameters.devices) if uneven else None
+        self._table, weight = row_table(self.counts)  # both (devices, slots)
+        self._weight = place_split(weight, parameters.devices) if len(set(self.counts)) > 1 else None
 
     @property
     def data(self) -> Any:
@@ -213,9 +211,8 @@ class EpochRunner:
         parameters = self.passes.parameters
         running = [(metric, leaf.running()) for metric, leaf in zip(self.metrics, leaves, strict=True)]
         pairs = [[metric.init() if s is None else s for s in pair] for metric, pair in running]
-        sums = [local for local, _ in pairs] if self.every else [total for _, total in pairs]
-        sums += [total for _, total in pairs] if self.every else []
-        totals = zero_totals(self._metric_sums_of)._replace(metrics=tuple(sums))
+        local_sums = [local for local, _ in pairs] if self.every else []
+        totals = zero_totals(self._metric_sums_of)._replace(metrics=(*local_sums, *(total for _, total in pairs)))
         parameters.state = parameters.state._replace(metrics=place(totals, parameters.devices))
 
     def _store_sums(self, leaves: Sequence[Any], sums: Any) -> None:

@@ -78,10 +78,10 @@ class DeviceExecutor:
 
     def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
         """Call `callback(name, array)` for the outputs and gradients of all operators in each pass, on all devices."""
-        self._module.monitor_with(_Callback(callback, monitor_all))
+        self._module.monitor_with(Callback(callback, monitor_all))
 
 
-class _Callback:
+class Callback:
     """A function (name, array) as a Monitor; a method of an object with `pattern` gets arrays of matching names only."""
 
     def __init__(self, callback: Any, monitor_all: bool) -> None:

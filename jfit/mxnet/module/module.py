@@ -22,7 +22,7 @@ from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
 from jfit.mxnet.metric import EvalMetric
 from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, call, listed, require
-from jfit.mxnet.module.binding import Binding, concat_slices, python_slices, same_shapes, wrapped_rows
+from jfit.mxnet.module.binding import Binding, same_shapes, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
 from jfit.mxnet.module.initial import check_names, converted, initialize
 from jfit.mxnet.module.parameters import Parameters
@@ -84,7 +84,6 @@ class Module(BaseModule):
     Source: Apache MXNet 1.9.1, `mxnet.module.Module`.
     """
 
-    _divide = staticmethod(python_slices)
     _warns_of_scale = True  # if the rescale_grad of an Optimizer object is not 1 / batch size
 
     def __init__(
@@ -103,7 +102,7 @@ class Module(BaseModule):
         super().__init__(logger)
         self._symbol = symbol
         names = (data_names, label_names, state_names, fixed_param_names)
-        self.binding = Binding(symbol, names, context, work_load_list, self._divide, logger, group2ctxs)
+        self.binding = Binding(symbol, names, context, work_load_list, logger, group2ctxs)
         self.parameters = Parameters(self.binding.devices, self.binding.params, self.arrays.mutable, self.binding.placement)
         self.passes: Passes = None  # type: ignore[assignment]
         self._compression = dict(compression_params) if compression_params else None
@@ -235,7 +234,7 @@ class Module(BaseModule):
     def _init_optimizer(self, kvstore: Any, optimizer: Any, optimizer_params: Any, force_init: bool) -> None:
         self.parameters.pending.materialize()
         parameters, passes = self.parameters, self.passes
-        store, on_store = self._select(kvstore, parameters.arrays()[0])
+        store, on_store = stores.select(kvstore, len(self.binding.devices), parameters.arrays()[0])
         rows = self.binding.rows * stores.workers_of(store)
         optimizer, reduce = self._make_optimizer(optimizer, dict(optimizer_params), rows, on_store), self._reduce_of(store)
         parameters.kvstore, parameters.update_on_kvstore, parameters.names = store, on_store, list(self.binding.params)
@@ -246,10 +245,6 @@ class Module(BaseModule):
         if self._preload is not None:
             self.load_optimizer_states(self._preload)
             self._preload = None
-
-    def _select(self, kvstore: Any, params: dict[str, Any]) -> tuple[Any, bool]:
-        """Return (key-value store or None, whether the store applies the optimizer)."""
-        return stores.select(kvstore, len(self.binding.devices), params)
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
         scale, count = 1.0 / rows, len(self.binding.devices)
@@ -380,7 +375,7 @@ class Module(BaseModule):
         """
         require(self, "update_metric", "binded", "params_initialized")
         if pre_sliced:
-            labels = [concat_slices([as_array(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
+            labels = [np.concatenate([as_array(part[i]) for part in labels]) for i in range(len(labels[0]))]
         outputs = [self.arrays.wrap(out) for out in self.passes.merged()]  # user metrics may call methods of NDArray
         labels = [self.arrays.wrap(a if isinstance(a, MutableArray) else as_array(a)) for a in labels or ()]
         self._fold(eval_metric, labels, outputs, self._weights(outputs))

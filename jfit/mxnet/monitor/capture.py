@@ -135,10 +135,7 @@ def capture_gradients(symbol: Symbol, inputs: Sequence[str], pattern: str = ".*"
         return run({**params, **zeros}, aux, batch, key, step, number, *heads, **kwargs)[1]
 
     keyed = Made(raw, "captured gradients", model, probed_inputs, gradient_names, outputs)
-    order = {id(node): at for at, node in enumerate(topological(symbol.heads))}
-    return Capture(
-        [p.name for (node, _), p in sorted(probes.items(), key=lambda item: (-order[item[0][0]], item[0][1]))], keyed
-    )
+    return Capture(gradient_names, keyed)
 
 
 def named_entries(symbol: Symbol, monitor_all: bool) -> Iterator[tuple[Node, str, Entry]]:
@@ -160,7 +157,7 @@ def _probes(symbol: Symbol, pattern: str, optional: frozenset[str]) -> dict[tupl
     slots = [n.inputs[n.label_at] for n in order if n.label_at is not None]
     labels = {id(n) for n in topological(slots)}  # nodes that only compute labels, such as a reshape, have no gradient
     probes = {}
-    for node in order:
+    for node in reversed(order):  # as a backward pass computes the gradients
         if node.op is None or id(node) in labels:
             continue
         for at in range(node.num_inputs):

@@ -350,8 +350,3 @@ def map_state(function: Callable[[Any], Any], nested: Any) -> Any:
     """Apply a function to every array of a nested state, as `jax.tree.map` does, with sparse arrays as leaves."""
     # a dict is not a state: it comes from a damaged file
     return jax.tree.map(function, nested, is_leaf=lambda part: hasattr(part, "todense") or isinstance(part, dict))
-
-
-def upcast(value: Any) -> Any:
-    """Return 16-bit state (MXNet's without multi_precision) as float32; return anything else unchanged."""
-    return jnp.asarray(value).astype(jnp.float32) if hasattr(value, "dtype") and is_small(value) else value

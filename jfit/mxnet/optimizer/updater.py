@@ -14,10 +14,10 @@ from jfit.formats.sparse import bounded_dense
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.mutable import MutableArray, as_array, mutable_class
 from jfit.mxnet.optimizer import saved
-from jfit.mxnet.optimizer.apply import check_arrays, check_shapes, map_state, put_like, state_from_mxnet, state_to_mxnet, upcast
+from jfit.mxnet.optimizer.apply import check_arrays, check_shapes, map_state, put_like, state_from_mxnet, state_to_mxnet
 from jfit.mxnet.optimizer.base import Optimizer
 from jfit.mxnet.optimizer.settings import progress_of, restore_settings, settings_of
-from jfit.optim.core import is_small
+from jfit.optim.core import is_small, wide
 
 
 class Updater:
@@ -134,7 +134,8 @@ class Updater:
             if slots is None:
                 return optimizer.create_state_multi_precision(index, weight)
             check_shapes(optimizer, index, slots, value)
-            slots = tuple(None if slot is None else make(put_like(upcast(slot), value)) for slot in slots)
+            # those of MXNet's 16-bit weights without multi_precision have 16 bits
+            slots = tuple(None if s is None else make(put_like(wide(s) if is_small(s) else s, value)) for s in slots)
             return state_to_mxnet(optimizer, slots)
         return map_state(lambda part: make(put_like(as_array(part), value)) if _is_array(part) else part, state)
 

@@ -111,7 +111,8 @@ class BucketSentenceIter(DataIter):
             lengths = f"buckets are {lengths}, sentences have up to {max(map(len, sentences), default=0)} words"
             raise ValueError(f"no bucket has a sentence: {lengths}; default buckets need at least {batch_size} sentences")
         self.default_bucket_key = max(self.buckets)
-        shape = self._in_layout((batch_size, self.default_bucket_key))
+        rows_and_words = (batch_size, self.default_bucket_key)
+        shape = rows_and_words if self.major_axis == 0 else rows_and_words[::-1]
         self.provide_data = [DataDesc(data_name, shape, layout=layout)]
         self.provide_label = [DataDesc(label_name, shape, layout=layout)]
         # (bucket, first sentence) of each batch
@@ -137,9 +138,6 @@ class BucketSentenceIter(DataIter):
         if dropped:
             print(f"WARNING: discarded {dropped} sentences longer than the largest bucket.")
         return {n: np.asarray(bucket, self.dtype) for n, bucket in rows.items() if bucket}
-
-    def _in_layout(self, shape: tuple[int, int]) -> tuple[int, int]:
-        return shape if self.major_axis == 0 else (shape[1], shape[0])
 
     def reset(self) -> None:
         """Shuffle the batches and the sentences of each bucket, and start the next epoch."""
