@@ -10,6 +10,7 @@ import functools
 import math
 import numbers
 from collections.abc import Callable, Hashable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -38,12 +39,18 @@ def _take(a: Any, indices: Any, axis: Any = None, mode: str = "raise") -> Any:
     return jnp.take(a, indices.astype(np.int32), axis, mode=None if mode == "raise" else mode)
 
 
+def _clip(a: Any, min: Any = None, max: Any = None) -> Any:
+    bounds = SimpleNamespace(a_min=-math.inf if min is None else min, a_max=math.inf if max is None else max)
+    return lookup("clip").fn(None, bounds, a)  # integers keep their dtype, also with fractions or larger numbers as bounds
+
+
 # Functions that differ from those of jax.numpy: jnp.ldexp takes integer exponents only, and rint rounds 0.5 down.
 OWN: dict[str, Callable[..., Any]] = {
     "ldexp": lambda x1, x2: x1 * jnp.exp2(x2),
     "rint": functools.partial(lookup("rint").fn, None, None),
     "fix": jnp.trunc,
     "around": jnp.round,
+    "clip": _clip,
     "histogram": _histogram,
     "take": _take,
 }
