@@ -213,7 +213,9 @@ class _Pass:
         """Compute the gradients of all results that are connected with the last one, in one program."""
         heads = tuple(sorted(slot for slot in slots if slot not in tape.owners))
         wanted = () if self._kind else tape.pending()
-        plan = tape.plan(heads, wanted, (last,)) if len(heads) == 1 else self._connected(tape, heads, wanted, last)
+        if len(heads) > 1:  # only those that are connected with the last one: others may be on another device
+            heads = tape.plan((), heads, (last,)).extras
+        plan = tape.plan(heads, wanted, (last,))
         given = [slots.pop(slot) for slot in plan.heads]
         if self._kind is not None:
             gradients: Any = self._recorded(tape, plan, given)
@@ -223,20 +225,14 @@ class _Pass:
             for slot, value in zip(plan.aux, aux, strict=True):
                 tape.owners[slot].value = value
         for slot, gradient in zip(plan.variables, gradients, strict=True):
-            source = tape.sources.get(slot)
-            self._add((tape, slot) if source is not None else tape.owners[slot], gradient)
+            self._add((tape, slot) if slot in tape.sources else tape.owners[slot], gradient)
         if not retain_graph:
             tape.release(plan.visited)
-
-    def _connected(self, tape: Tape, heads: tuple[int, ...], wanted: tuple[int, ...], last: int) -> Plan:
-        """Return the plan of those heads that are connected with the last one: others may be on another device."""
-        together = tape.plan((), heads, (last,)).extras
-        return tape.plan(together, wanted, (last,))
 
     def _recorded(self, tape: Tape, plan: Plan, given: list[Any]) -> Any:
         """Record the gradients as results of one operation on the leaves and head gradients."""
         assert mode.tape is not None
-        owners = [tape.owners[slot] if tape.owners[slot] is not None else self._kind(tape.values[slot]) for slot in plan.leaves]
+        owners = [tape.owners[slot] for slot in plan.leaves]
         values = [_or_ones(g, tape, slot) for slot, g in zip(plan.heads, given, strict=True)]
         heads = [v if isinstance(v, MutableArray) else self._kind(v) for v in values]
         key = tape.key(plan)
