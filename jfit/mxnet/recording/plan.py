@@ -79,9 +79,9 @@ class Plan:
         while stack:
             slot = stack.pop()
             if slot in self._operations and slot not in found:
-                step = self._operations[slot]
-                found.update(_slots(step))
-                stack.extend(() if slot in self._known else step.inputs)
+                step, known = self._operations[slot], slot in self._known
+                found.update([slot] if known else _slots(step))
+                stack.extend(() if known else step.inputs)
         return found
 
     def _connected(self, roots: Sequence[int]) -> set[int]:
