@@ -50,7 +50,7 @@ class _Net(HybridBlock):
 
 def _hidden(**options: Any) -> list[Any]:
     """Return the two hidden layers of AlexNet and VGG."""
-    return [make() for _ in range(2) for make in (lambda: nn.Dense(4096, "relu", **options), lambda: nn.Dropout(0.5))]
+    return [nn.Dense(4096, "relu", **options), nn.Dropout(0.5), nn.Dense(4096, "relu", **options), nn.Dropout(0.5)]
 
 
 class AlexNet(_Net):
@@ -115,8 +115,7 @@ def _bottleneck_v1(channels: int, stride: int, in_channels: int) -> Sequence[Any
 
 def _bottleneck_v2(channels: int, stride: int, in_channels: int) -> Sequence[Any]:
     inner = channels // 4
-    ends = nn.Conv2D(inner, 1, use_bias=False), _conv3x3(inner, stride, inner)
-    return *ends, nn.Conv2D(channels, 1, use_bias=False)
+    return nn.Conv2D(inner, 1, use_bias=False), _conv3x3(inner, stride, inner), nn.Conv2D(channels, 1, use_bias=False)
 
 
 class _ResidualV1(HybridBlock):

@@ -13,7 +13,6 @@ from jfit.mxnet.gluon.nn.activations import Activation
 class Weighted(HybridBlock):
     """y = f(operator(x, W, b)): the part that `Dense` and the convolutions share."""
 
-    act: Any
     _op_name: str
     _kwargs: dict[str, Any]
 
