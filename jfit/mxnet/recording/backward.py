@@ -164,17 +164,15 @@ class _Pass:
 
     def _add(self, to: Any, gradient: Any) -> None:
         """Add a gradient to that of a result of a tape, or of a variable."""
-        if to is None:
-            return
-        if not isinstance(to, tuple):
+        if isinstance(to, tuple):
+            tape, slot = to
+            slots = self._open.setdefault(tape, {})
+            if slot in slots:
+                gradient = _or_ones(slots[slot], tape, slot) + _or_ones(gradient, tape, slot)
+            slots[slot] = gradient
+        elif to is not None:
             old = self.gradients.get(id(to))
             self.gradients[id(to)] = to, gradient if old is None else old[1] + gradient
-            return
-        tape, slot = to
-        slots = self._open.setdefault(tape, {})
-        if slot in slots:
-            gradient = _or_ones(slots[slot], tape, slot) + _or_ones(gradient, tape, slot)
-        slots[slot] = gradient
 
     def run(self, retain_graph: bool) -> None:
         """Go back through all tapes, from the last recorded one to the first."""
@@ -200,14 +198,12 @@ class _Pass:
             for to, gradient in zip(source.origins, source.backward(gradients), strict=True):
                 self._add(to, gradient)
             return
-        owner, gradient = tape.owners[last], _or_ones(slots.pop(last), tape, last)
-        if source is None:
-            self._add(owner, gradient)
-            return
-        if not isinstance(gradient, MutableArray):  # the array may have been copied to another device
+        gradient = _or_ones(slots.pop(last), tape, last)
+        if source is not None and not isinstance(gradient, MutableArray):
+            # the array may have been copied to another device
             place = source[0].values[source[1]] if isinstance(source, tuple) else source.value
             gradient = jax.device_put(gradient, place.sharding) if isinstance(place, jax.Array) else gradient
-        self._add(source, gradient)
+        self._add(tape.owners[last] if source is None else source, gradient)
 
     def _pull(self, tape: Tape, slots: dict[int, Any], last: int, retain_graph: bool) -> None:
         """Compute the gradients of all results that are connected with the last one, in one program."""
