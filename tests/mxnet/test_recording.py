@@ -96,6 +96,17 @@ def test_nothing_is_computed_before_it_is_read():
     np.testing.assert_allclose(y.asnumpy(), np.exp(x.asnumpy()) * 2, rtol=1e-6)
 
 
+def test_a_result_is_read_although_another_one_of_the_same_operation_was_dropped_before():
+    x = variable(2, 2)
+    with autograd.record():
+        first = nd.split(x + 1, num_outputs=2)[0]
+        first.asnumpy()
+        twice = first * 2
+        np.testing.assert_array_equal(twice.asnumpy(), 2 * x.asnumpy()[:, :1] + 2)
+    twice.backward()
+    assert x.grad.asnumpy().tolist() == [[2, 0], [2, 0]]
+
+
 def test_what_a_backward_pass_used_is_freed_although_the_loss_is_kept():
     x = variable(4)
     data = nd.ones(4)

@@ -189,8 +189,7 @@ def convert_symbol(
         ['fc_amp_cast_float32_output', 'e_output']
     """
     assert isinstance(sym, Symbol), f"the first argument is a Symbol, got {type(sym).__name__}"
-    given = [target_dtype_ops, fp32_ops, [c[0] for c in conditional_fp32_ops or ()]]
-    names = [n for part in given for n in part or ()]
+    names = [*(target_dtype_ops or ()), *(fp32_ops or ()), *(c[0] for c in conditional_fp32_ops or ())]
     assert len(names) == len(set(names)), f"an operator is in two lists: {sorted({n for n in names if names.count(n) > 1})}"
     policy = _policy(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops)
     excluded = set(excluded_sym_names or ())

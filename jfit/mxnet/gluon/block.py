@@ -201,8 +201,7 @@ class Block:
         if not arrays and not params:
             return
         if not isinstance(arrays, dict) or not any("." in name for name in arrays):
-            options = {"cast_dtype": cast_dtype, "dtype_source": dtype_source}
-            return self.collect_params().load(filename, ctx, allow_missing, ignore_extra, self.prefix, **options)
+            return self.collect_params().load(filename, ctx, allow_missing, ignore_extra, self.prefix, cast_dtype, dtype_source)
         found = {param for name, param in params.items() if name in arrays}  # under any of its names
         for name, param in () if allow_missing else params.items():
             problem = f"parameter {name!r} is missing in {where}, which has {brief(arrays)}"

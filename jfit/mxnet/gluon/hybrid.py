@@ -371,8 +371,7 @@ class SymbolBlock(HybridBlock):
         dtype = "float32" if param_file is None else None
         block = SymbolBlock(symbol.load(symbol_file), [symbol.var(name, dtype=dtype) for name in names])
         if param_file is not None:
-            options = {"cast_dtype": True, "dtype_source": "saved"}
-            block.collect_params().load(param_file, ctx, allow_missing, ignore_extra, **options)
+            block.collect_params().load(param_file, ctx, allow_missing, ignore_extra, cast_dtype=True, dtype_source="saved")
         return block
 
     def __repr__(self) -> str:

@@ -117,11 +117,8 @@ class Parameter:
     @grad_req.setter
     def grad_req(self, req: str) -> None:
         assert req in GRAD_REQS, f"grad_req of parameter {self.name!r} is {req!r}; it must be one of {', '.join(GRAD_REQS)}."
-        req = req if self._differentiable else "null"
-        if req == self._grad_req:
-            return
-        self._grad_req = req
-        if self._data is not None:
+        before, self._grad_req = self._grad_req, req if self._differentiable else "null"
+        if self._data is not None and self._grad_req != before:
             self._allocate_grad()
 
     @property
@@ -332,10 +329,9 @@ class Parameter:
         return self._shape is not None and all(n > 0 for n in self._shape)
 
     def _finish_deferred_init(self) -> None:
-        if self._deferred is None or not self._shape_is_known():
-            return
-        (chosen, data), self._deferred = self._deferred, None
-        self._allocate(self._initial_value(chosen) if data is None else data)
+        if self._deferred is not None and self._shape_is_known():
+            (chosen, data), self._deferred = self._deferred, None
+            self._allocate(self._initial_value(chosen) if data is None else data)
 
     def _initial_value(self, init: Any) -> Any:
         chosen, shape = self._initializer_of(init), self._shape or ()

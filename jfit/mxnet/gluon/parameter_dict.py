@@ -278,9 +278,9 @@ def save_values(filename: str | os.PathLike[str], params: Mapping[str, Any]) -> 
 
 def load_value(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: bool, dtype_source: str) -> None:
     value = as_array(bounded_dense(value, where, f"array {param.name!r}", param.shape))
-    merged = tuple(value.shape) if param.shape is None else merged_shape(param.shape, value.shape)
     shape = tuple(value.shape)
-    assert merged == shape, f"parameter {param.name!r} has shape {param.shape}, the saved array has {shape}."
+    fits = param.shape is None or merged_shape(param.shape, shape) == shape
+    assert fits, f"parameter {param.name!r} has shape {param.shape}, the saved array has {shape}."
     if np.dtype(param.dtype) != value.dtype:
         dtypes = f"{np.dtype(param.dtype)}, the saved array {value.dtype}"
         assert cast_dtype, f"parameter {param.name!r} has dtype {dtypes}; pass cast_dtype=True to cast it."
@@ -288,9 +288,8 @@ def load_value(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: b
             param.dtype = value.dtype
         else:
             value = value.astype(np.dtype(param.dtype))
-    fresh = param._data is None and param._deferred is None
-    param.shape = value.shape
-    if fresh:
+    if param._data is None and param._deferred is None:
+        param.shape = shape
         param._contexts, param._deferred = param._context_list(ctx), (None, value)
         param._finish_deferred_init()
         return

@@ -307,7 +307,7 @@ class Trainer:
 
     def _rescale(self, batch_size: float) -> None:
         scale = self._scale / batch_size
-        if self._update_on_kvstore and self._distributed and self._ready and self._optimizer.rescale_grad != scale:
+        if self._update_on_kvstore and self._distributed and self._optimizer.rescale_grad != scale:
             problem = "Possible change in the `batch_size` from previous `step` detected"
             raise UserWarning(f"{problem}, which a distributed store does not see; use one, or update_on_kvstore=False.")
         self._optimizer.rescale_grad = scale
@@ -323,8 +323,8 @@ class Trainer:
                     raise UserWarning(f"{problem}: run a backward pass, or pass ignore_stale_grad=True to skip it.")
 
     def _check_not_on_kvstore(self, method: str) -> None:
-        updates = self._kvstore is not None and self._update_on_kvstore
-        assert not updates, f"{method}(): the store updates the parameters; pass update_on_kvstore=False to Trainer."
+        hint = "the store updates the parameters; pass update_on_kvstore=False to Trainer"
+        assert not self._update_on_kvstore, f"{method}(): {hint}."
 
     def _allreduce(self) -> None:
         if self._kvstore is None or not (trainable := self._trainable()):
@@ -340,10 +340,8 @@ class Trainer:
             self._kvstore.pushpull(i, grad, out=out, priority=-i)
 
     def _update(self, ignore_stale_grad: bool) -> None:
-        scaler = self._amp_loss_scaler
-        if scaler is not None and scaler.has_overflow(self._params):
-            return
-        if self._kvstore is not None and self._update_on_kvstore:
+        overflow = self._amp_loss_scaler is not None and self._amp_loss_scaler.has_overflow(self._params)
+        if overflow or self._update_on_kvstore:
             return
         for device, updater in enumerate(self._updaters):
             batch = []

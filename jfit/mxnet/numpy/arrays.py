@@ -276,6 +276,17 @@ def current_kind() -> type[NDArray]:
     return ndarray if is_np_array() else NDArray
 
 
+_CODES = {-2: 0, -4: -2, -5: -3, -6: -4}  # for sizes in `mx.npx.reshape` -> those of the operator Reshape
+
+
+def operator_shape(newshape: Any) -> tuple[int, ...]:
+    """Return the argument `newshape` of `mx.npx.reshape` in the codes of the operator Reshape."""
+    codes = (newshape,) if isinstance(newshape, int) else newshape
+    if -3 in codes:
+        raise ReshapeError(f"npx.reshape has no code -3, found {newshape}; remove axes of size 1 with squeeze first")
+    return tuple(_CODES.get(code, code) for code in codes)
+
+
 # -------------------------------------------------------------------------------- functions of arrays and other arguments
 _ARRAY = "<array>"  # takes the place of an array among the arguments of a function
 

@@ -14,13 +14,12 @@ import jax
 import numpy as np
 
 from jfit.mxnet import context, util
-from jfit.mxnet.errors import ReshapeError
 from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray import create
 from jfit.mxnet.ndarray.create import waitall as waitall
 from jfit.mxnet.ndarray.invoke import function
 from jfit.mxnet.numpy import random as random
-from jfit.mxnet.numpy.arrays import ndarray
+from jfit.mxnet.numpy.arrays import ndarray, operator_shape
 
 # name -> operator; those without "=" have the same name
 _SAME = (  # names of operators of `mx.nd`
@@ -35,7 +34,6 @@ _OTHER = (
     "sequence_mask=SequenceMask"
 )
 OPERATORS: dict[str, str] = {n: n for n in _SAME.split()} | dict(pair.split("=") for pair in _OTHER.split())  # type: ignore
-_CODES = {-2: 0, -4: -2, -5: -3, -6: -4}  # for sizes in `reshape` -> those of the operator Reshape
 _CONTEXT = ("Context", "cpu", "cpu_pinned", "current_context", "gpu", "num_gpus")
 _UTIL = ("is_np_array", "is_np_shape", "reset_np", "set_np")
 
@@ -65,7 +63,7 @@ def nonzero(a: Any) -> ndarray:
     return ndarray(np.argwhere(a.asnumpy()))
 
 
-def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C", call: Any = None) -> Any:
+def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C") -> Any:
     """Reshape an array with codes for sizes.
 
     Args:
@@ -74,7 +72,6 @@ def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C", call
             axes, -6 splits an axis into the next two sizes.
         reverse: match sizes and codes to the axes from right to left.
         order: "C".
-        call: the function that reshapes, for `F.npx` of a hybridized block, where `a` is a symbol.
 
     Returns:
         ndarray.
@@ -87,11 +84,7 @@ def reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C", call
         >>> reshape(np.ones((2, 3, 8)), (-5, -6, 2, -1)).shape
         (6, 2, 4)
     """
-    codes = (newshape,) if isinstance(newshape, int) else newshape
-    if -3 in codes:
-        raise ReshapeError(f"npx.reshape has no code -3, found {newshape}; remove axes of size 1 with squeeze first")
-    shape = tuple(_CODES.get(code, code) for code in codes)
-    return (call or function("Reshape", ndarray))(a, shape=shape, reverse=reverse)
+    return function("Reshape", ndarray)(a, shape=operator_shape(newshape), reverse=reverse)
 
 
 def save(file: str | os.PathLike[str], arr: Any) -> None:

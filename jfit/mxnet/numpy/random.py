@@ -56,8 +56,6 @@ def _sample(key: Any, *parameters: Any, sampler: Callable[..., Any], shape: tupl
 
 @functools.cache
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name == "seed":  # read when it is used: that module imports mx.nd, which imports this one
-        return legacy.seed
     if name in ("rand", "randn"):
         return lambda *size, **options: __getattr__(_OTHERS[name])(size=size, **options)
     sampler = _SAMPLERS.get(_OTHERS.get(name, name)) or absent("mx.np.random", name, __dir__())

@@ -164,17 +164,15 @@ class _Pass:
 
     def _add(self, to: Any, gradient: Any) -> None:
         """Add a gradient to that of a result of a tape, or of a variable."""
-        if to is None:
-            return
-        if not isinstance(to, tuple):
+        if isinstance(to, tuple):
+            tape, slot = to
+            slots = self._open.setdefault(tape, {})
+            if slot in slots:
+                gradient = _or_ones(slots[slot], tape, slot) + _or_ones(gradient, tape, slot)
+            slots[slot] = gradient
+        elif to is not None:
             old = self.gradients.get(id(to))
             self.gradients[id(to)] = to, gradient if old is None else old[1] + gradient
-            return
-        tape, slot = to
-        slots = self._open.setdefault(tape, {})
-        if slot in slots:
-            gradient = _or_ones(slots[slot], tape, slot) + _or_ones(gradient, tape, slot)
-        slots[slot] = gradient
 
     def run(self, retain_graph: bool) -> None:
         """Go back through all tapes, from the last recorded one to the first."""
@@ -200,20 +198,20 @@ class _Pass:
             for to, gradient in zip(source.origins, source.backward(gradients), strict=True):
                 self._add(to, gradient)
             return
-        owner, gradient = tape.owners[last], _or_ones(slots.pop(last), tape, last)
-        if source is None:
-            self._add(owner, gradient)
-            return
-        if not isinstance(gradient, MutableArray):  # the array may have been copied to another device
+        gradient = _or_ones(slots.pop(last), tape, last)
+        if source is not None and not isinstance(gradient, MutableArray):
+            # the array may have been copied to another device
             place = source[0].values[source[1]] if isinstance(source, tuple) else source.value
             gradient = jax.device_put(gradient, place.sharding) if isinstance(place, jax.Array) else gradient
-        self._add(source, gradient)
+        self._add(tape.owners[last] if source is None else source, gradient)
 
     def _pull(self, tape: Tape, slots: dict[int, Any], last: int, retain_graph: bool) -> None:
         """Compute the gradients of all results that are connected with the last one, in one program."""
         heads = tuple(sorted(slot for slot in slots if slot not in tape.owners))
         wanted = () if self._kind else tape.pending()
-        plan = tape.plan(heads, wanted, (last,)) if len(heads) == 1 else self._connected(tape, heads, wanted, last)
+        if len(heads) > 1:  # only those that are connected with the last one: others may be on another device
+            heads = tape.plan((), heads, (last,)).extras
+        plan = tape.plan(heads, wanted, (last,))
         given = [slots.pop(slot) for slot in plan.heads]
         if self._kind is not None:
             gradients: Any = self._recorded(tape, plan, given)
@@ -223,20 +221,14 @@ class _Pass:
             for slot, value in zip(plan.aux, aux, strict=True):
                 tape.owners[slot].value = value
         for slot, gradient in zip(plan.variables, gradients, strict=True):
-            source = tape.sources.get(slot)
-            self._add((tape, slot) if source is not None else tape.owners[slot], gradient)
+            self._add((tape, slot) if slot in tape.sources else tape.owners[slot], gradient)
         if not retain_graph:
             tape.release(plan.visited)
-
-    def _connected(self, tape: Tape, heads: tuple[int, ...], wanted: tuple[int, ...], last: int) -> Plan:
-        """Return the plan of those heads that are connected with the last one: others may be on another device."""
-        together = tape.plan((), heads, (last,)).extras
-        return tape.plan(together, wanted, (last,))
 
     def _recorded(self, tape: Tape, plan: Plan, given: list[Any]) -> Any:
         """Record the gradients as results of one operation on the leaves and head gradients."""
         assert mode.tape is not None
-        owners = [tape.owners[slot] if tape.owners[slot] is not None else self._kind(tape.values[slot]) for slot in plan.leaves]
+        owners = [tape.owners[slot] for slot in plan.leaves]
         values = [_or_ones(g, tape, slot) for slot, g in zip(plan.heads, given, strict=True)]
         heads = [v if isinstance(v, MutableArray) else self._kind(v) for v in values]
         key = tape.key(plan)

@@ -74,15 +74,11 @@ class Plan:
 
     def _before(self, slots: Sequence[int]) -> set[int]:
         """Return the slots of the results that these depend on, and their own."""
-        found: set[int] = set()
-        stack = list(slots)
-        while stack:
-            slot = stack.pop()
-            if slot in self._operations and slot not in found:
-                step = self._operations[slot]
-                found.update(_slots(step))
-                stack.extend(() if slot in self._known else step.inputs)
-        return found
+        found = set(slots)
+        for slot, step in reversed(self._operations.items()):  # the inputs of a step have smaller slots than its results
+            if slot in found and slot not in self._known:
+                found.update(_slots(step), step.inputs)
+        return found & self._operations.keys()
 
     def _connected(self, roots: Sequence[int]) -> set[int]:
         """Return the slots of the results that are connected with the roots by operations (not by a common leaf)."""
@@ -170,10 +166,8 @@ class Plan:
         if self._compiles():
             with translated():
                 return self._program(key, leaves, head_gradients)
-        values, cotangents, new_aux = self._one_by_one(key, leaves), {}, {}
-        for slot, gradient in zip(self.heads, head_gradients, strict=True):
-            one = cotangent(values[slot], gradient)
-            cotangents[slot] = one if slot not in cotangents else cotangents[slot] + one
+        values, new_aux = self._one_by_one(key, leaves), {}
+        cotangents = {slot: cotangent(values[slot], g) for slot, g in zip(self.heads, head_gradients, strict=True)}
         for step in reversed(self._steps):
             outs = [cotangents.pop(slot, None) for slot in _slots(step)]
             if all(o is None for o in outs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from numbers import Number
 from types import SimpleNamespace
@@ -14,12 +13,18 @@ from jfit.graph.control import cond, foreach, while_loop
 from jfit.graph.symbol import Symbol as Graph
 from jfit.mxnet.namespaces import Namespace, find, named_power
 from jfit.mxnet.ndarray.contrib import zipfian
-from jfit.mxnet.numpy.extension import OPERATORS, reshape
+from jfit.mxnet.numpy.arrays import operator_shape
+from jfit.mxnet.numpy.extension import OPERATORS
 from jfit.mxnet.symbol.symbol import operator
 from jfit.ops import ALIASES
 
-npx = SimpleNamespace(**{name: operator(op) for name, op in OPERATORS.items()})
-npx.reshape = functools.partial(reshape, call=operator("Reshape"))
+
+def _reshape(a: Any, newshape: Any, reverse: bool = False, order: str = "C") -> Any:
+    """`mx.npx.reshape` of a symbol."""
+    return operator("Reshape")(a, shape=operator_shape(newshape), reverse=reverse)
+
+
+npx = SimpleNamespace(**{name: operator(op) for name, op in OPERATORS.items()}, reshape=_reshape)
 contrib = Namespace("mx.sym.contrib", ("_contrib_",), operator, (foreach, while_loop, cond, zipfian(operator)))
 linalg = Namespace("mx.sym.linalg", ("_linalg_",), operator)
 image = Namespace("mx.sym.image", ("_image_",), operator)

@@ -50,7 +50,7 @@ class _Net(HybridBlock):
 
 def _hidden(**options: Any) -> list[Any]:
     """Return the two hidden layers of AlexNet and VGG."""
-    return [make() for _ in range(2) for make in (lambda: nn.Dense(4096, "relu", **options), lambda: nn.Dropout(0.5))]
+    return [nn.Dense(4096, "relu", **options), nn.Dropout(0.5), nn.Dense(4096, "relu", **options), nn.Dropout(0.5)]
 
 
 class AlexNet(_Net):
@@ -100,6 +100,10 @@ class VGG(_Net):
 
 
 # ------------------------------------------------------------------------------------------------ ResNet
+def _conv1x1(channels: int, stride: int, in_channels: int) -> nn.Conv2D:
+    return nn.Conv2D(channels, 1, stride, use_bias=False, in_channels=in_channels)
+
+
 def _conv3x3(channels: int, stride: int, in_channels: int) -> nn.Conv2D:
     return nn.Conv2D(channels, 3, stride, 1, use_bias=False, in_channels=in_channels)
 
@@ -115,8 +119,7 @@ def _bottleneck_v1(channels: int, stride: int, in_channels: int) -> Sequence[Any
 
 def _bottleneck_v2(channels: int, stride: int, in_channels: int) -> Sequence[Any]:
     inner = channels // 4
-    ends = nn.Conv2D(inner, 1, use_bias=False), _conv3x3(inner, stride, inner)
-    return *ends, nn.Conv2D(channels, 1, use_bias=False)
+    return _conv1x1(inner, 1, 0), _conv3x3(inner, stride, inner), _conv1x1(channels, 1, 0)
 
 
 class _ResidualV1(HybridBlock):
@@ -140,10 +143,7 @@ class _ResidualV1(HybridBlock):
         self.body = _stack()
         for conv in self._convolutions(channels, stride, in_channels):
             self.body.add(*[_relu()] if self.body else [], conv, nn.BatchNorm())
-        self.downsample = None
-        if downsample:
-            conv = nn.Conv2D(channels, 1, stride, use_bias=False, in_channels=in_channels)
-            self.downsample = _stack(conv, nn.BatchNorm())
+        self.downsample = _stack(_conv1x1(channels, stride, in_channels), nn.BatchNorm()) if downsample else None
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         """Add the input, or its convolution, to the output of the body."""
@@ -189,9 +189,7 @@ class _ResidualV2(HybridBlock):
         for i, conv in enumerate(convolutions, start=1):
             setattr(self, f"bn{i}", nn.BatchNorm())
             setattr(self, f"conv{i}", conv)
-        self.downsample = None
-        if downsample:
-            self.downsample = nn.Conv2D(channels, 1, stride, use_bias=False, in_channels=in_channels)
+        self.downsample = _conv1x1(channels, stride, in_channels) if downsample else None
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         """Add the input, or its convolution, to the output of the last convolution."""
@@ -247,10 +245,7 @@ class ResNetV1(_Net):
         before = self._preactivated
         with self.name_scope():
             self.features = _stack(*[nn.BatchNorm(scale=False, center=False)] if before else [])
-            if thumbnail:
-                self.features.add(_conv3x3(channels[0], 1, 0))
-            else:
-                self.features.add(*_stem(channels[0]))
+            self.features.add(*[_conv3x3(channels[0], 1, 0)] if thumbnail else _stem(channels[0]))
             for i, count in enumerate(layers):
                 self.features.add(_stage(block, count, channels[i], channels[i + 1], i + 1))
             self.features.add(*[nn.BatchNorm(), _relu()] if before else [], nn.GlobalAvgPool2D())

@@ -12,7 +12,7 @@ import numpy as np
 from jfit.mxnet import ndarray, symbol
 from jfit.mxnet.gluon.block import Block, rows
 from jfit.mxnet.gluon.hybrid import HybridBlock
-from jfit.mxnet.gluon.nn.weighted import Weighted, activation_named
+from jfit.mxnet.gluon.nn.weighted import Weighted
 
 
 class Container(Block):
@@ -137,10 +137,8 @@ class Dense(Weighted):
     ) -> None:
         super().__init__(**kwargs)
         self._kwargs = {"no_bias": not use_bias, "num_hidden": units, "flatten": flatten}
-        inits = weight_initializer, units if use_bias else None, bias_initializer
-        with self.name_scope():
-            self._add_parameters((units, in_units), *inits, dtype=dtype)
-            self.act = activation_named(activation)
+        bias = units if use_bias else None
+        self._add_parts((units, in_units), weight_initializer, bias, bias_initializer, activation, dtype=dtype)
 
     def __repr__(self) -> str:
         units, in_units = self.weight.shape

@@ -10,23 +10,19 @@ from jfit.mxnet.gluon.hybrid import HybridBlock
 from jfit.mxnet.gluon.nn.activations import Activation
 
 
-def activation_named(name: str | None) -> Activation | None:
-    """Return the block of the argument `activation` of a layer, inside the name scope of the layer."""
-    return None if name is None else Activation(name, prefix=f"{name}_")
-
-
 class Weighted(HybridBlock):
     """y = f(operator(x, W, b)): the part that `Dense` and the convolutions share."""
 
-    act: Any
     _op_name: str
     _kwargs: dict[str, Any]
 
-    def _add_parameters(self, shape: Any, init: Any, channels: int | None, bias_init: Any, **options: Any) -> None:
-        """Add the parameters `weight` of this shape and `bias` (channels,); None: no bias."""
+    def _add_parts(self, shape: Any, init: Any, channels: int | None, bias_init: Any, activation: Any, **options: Any) -> None:
+        """Add the parameters `weight` of this shape and `bias` (channels,), and f; `channels` None: no bias."""
         new = functools.partial(self.params.get, allow_deferred_init=True, **options)
         self.weight = new("weight", shape=shape, init=init)
         self.bias = None if channels is None else new("bias", shape=(channels,), init=bias_init)
+        with self.name_scope():
+            self.act = None if activation is None else Activation(activation, prefix=f"{activation}_")
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
         """Apply the operator, and f."""
@@ -117,10 +113,7 @@ class Convolution(Windows, Weighted):
         self._kwargs |= {} if adj is None else {"adj": per_axis(adj, axes, "output_padding")}
         ends = (in_channels, channels) if self._op_name == "Deconvolution" else (channels, in_channels)
         shape = weight_shape(ends[0], ends[1] // groups, self._kwargs["kernel"], layout)
-        inits = weight_initializer, channels if use_bias else None, bias_initializer
-        with self.name_scope():
-            self._add_parameters(shape, *inits)
-            self.act = activation_named(activation)
+        self._add_parts(shape, weight_initializer, channels if use_bias else None, bias_initializer, activation)
 
     def _alias(self) -> str:
         return "conv"

@@ -76,8 +76,7 @@ class Estimator:
         for each in self.context:
             events.check_class(Context, context=each)
         try:
-            for param in self.net.collect_params().values():
-                param.list_ctx()
+            self.net.collect_params().list_ctx()
         except RuntimeError:
             self.net.initialize(init=initializer or "uniform", ctx=self.context)
         self.trainer = trainer or Trainer(self.net.collect_params(), "sgd", {"learning_rate": 0.001})
