@@ -44,6 +44,11 @@ def _clip(a: Any, min: Any = None, max: Any = None) -> Any:
     return lookup("clip").fn(None, bounds, a)  # integers keep their dtype, also with fractions or larger numbers as bounds
 
 
+def _where(condition: Any, x: Any, y: Any) -> Any:
+    dtype = next((value.dtype for value in (x, y) if isinstance(value, jax.Array)), np.float32)  # that of numbers
+    return jnp.where(condition, *(v if isinstance(v, jax.Array) else np.asarray(v).astype(dtype) for v in (x, y)))
+
+
 # Functions that differ from those of jax.numpy: jnp.ldexp takes integer exponents only, and rint rounds 0.5 down.
 OWN: dict[str, Callable[..., Any]] = {
     "ldexp": lambda x1, x2: x1 * jnp.exp2(x2),
@@ -53,6 +58,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "clip": _clip,
     "histogram": _histogram,
     "take": _take,
+    "where": _where,
 }
 _DIVISIONS = ("divide", "true_divide")
 _OPTIONS = {"where": True, "casting": "same_kind", "order": "K", "dtype": None, "subok": True}  # of NumPy's ufuncs
@@ -121,7 +127,7 @@ def _beside(array: ndarray, number: Any, name: str) -> np.ndarray:
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
     if name in _DIVISIONS and dtype.kind in "iub":
         dtype = np.dtype(np.float32)
-    return np.asarray(number).astype(np.int32 if dtype.kind == "b" else dtype)
+    return np.asarray(number).astype(np.int32 if dtype.kind == "b" and "bitwise" not in name else dtype)
 
 
 def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:
@@ -309,16 +315,17 @@ def compute(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None = N
         MXNetError: the function does not accept the arrays.
     """
     arrays: list[Any] = []
+    name = fn.__name__.lstrip("_")
     operation = _compute_call(fn, _split(args, arrays), _split(kwargs, arrays) if kwargs else (), len(arrays), count)
     if not arrays:
         types = ", ".join(type(a).__name__ for a in args)
-        raise AssertionError(f"{fn.__name__} takes mx.np.ndarrays, found {types}; convert them with mx.np.array")
+        raise AssertionError(f"{name} takes mx.np.ndarrays, found {types}; convert them with mx.np.array")
     symbols = [a for a in arrays if isinstance(a, Symbol)]
     if symbols:
         if len(symbols) < len(arrays):
             remedy = "in a hybridized block, create arrays by F.np, and pass others, also random ones, as inputs or parameters"
-            raise TypeError(f"mx.np.{fn.__name__} got arrays beside symbols; {remedy}")
-        node = operation.node(raw_name_of(None, f"np_{fn.__name__}", True), [s.raw_heads[0] for s in symbols], False)
+            raise TypeError(f"mx.np.{name} got arrays beside symbols; {remedy}")
+        node = operation.node(raw_name_of(None, f"np_{name}", True), [s.raw_heads[0] for s in symbols], False)
         results: Any = [type(symbols[0])([Entry(node, i)]) for i in range(count)]
     else:
         results = run(operation, arrays, ndarray)

@@ -96,7 +96,7 @@ def _is_function(value: Any) -> bool:
 
 def of_jax(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function of JAX arrays with MXNet's arguments."""
-    if fn is jnp.where and len(args) == 1:  # the indices of the entries that are not 0
+    if fn.__name__ == "_where" and len(args) == 1:  # the indices of the entries that are not 0
         return host("nonzero", np.nonzero, *args)
     if fn.__name__ in _ORDER:
         args, kwargs = args[:1], dict(zip(_ORDER[fn.__name__], args[1:], strict=False)) | kwargs

@@ -522,6 +522,17 @@ def check_blocks_without_parameters_are_imported(mx):
     }
 
 
+def _hybridized(mx, block, x):
+    """Hybridize a block, compute the gradient of the sum of its squared outputs with respect to x, and return the outputs."""
+    block.hybridize()
+    x.attach_grad()
+    with mx.autograd.record():
+        y = block(x)
+        total = (y * y).sum()
+    total.backward()
+    return y
+
+
 def check_numpy_symbols_of_several_results(mx):
     results = {
         "one part": lambda F, x: F.np.split(x, 3, axis=1)[1],
@@ -553,14 +564,8 @@ def check_numpy_symbols_of_several_results(mx):
 
     with mx.util.np_shape(True), mx.util.np_array(True):
         for name, result in results.items():
-            block, x = Part(result), mx.np.array(np.arange(12).reshape(2, 6) / 8)
-            block.hybridize()
-            x.attach_grad()
-            with mx.autograd.record():
-                y = block(x)
-                total = (y * y).sum()
-            total.backward()
-            values[name] = y.asnumpy()
+            x = mx.np.array(np.arange(12).reshape(2, 6) / 8)
+            values[name] = _hybridized(mx, Part(result), x).asnumpy()
             if name != "eigenvalues":  # MXNet's gradient is 0
                 values[f"{name} gradient"] = x.grad.asnumpy()
         block = Part(lambda F, x: F.np.split(x, 3, axis=1)[3])
@@ -673,14 +678,8 @@ def check_constants_of_numpy_symbols(mx):
     values = {}
     with mx.util.np_shape(True), mx.util.np_array(True):
         for name, function in functions.items():
-            block, x = mx.gluon.nn.HybridLambda(function), mx.np.array([[1.0, 2.0, 3.0], [0.5, -1.0, 4.0]])
-            block.hybridize()
-            x.attach_grad()
-            with mx.autograd.record():
-                y = block(x)
-                total = (y * y).sum()
-            total.backward()
-            values[name], values[f"{name}_gradient"] = y, x.grad
+            x = mx.np.array([[1.0, 2.0, 3.0], [0.5, -1.0, 4.0]])
+            values[name], values[f"{name}_gradient"] = _hybridized(mx, mx.gluon.nn.HybridLambda(function), x), x.grad
     return values
 
 
@@ -750,3 +749,24 @@ def check_created_numpy_symbols_in_children(mx):
             trainer.step(1)
             values.append(y)
         return {"outputs": values, "weights": [p.data() for p in block.collect_params().values()]}
+
+
+def check_numbers_beside_numpy_arrays(mx):
+    values = {}
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        for dtype in ("uint8", "int8", "int32"):
+            x = mx.np.array([0, 1, 2, 100], dtype=dtype)
+            for low, high in ((-1, 1), (0.5, 1.5), (None, 300), (-200, 50)):
+                values[f"{dtype} clip {low} {high}"] = mx.np.clip(x, low, high)
+            values[f"{dtype} clip"] = x.clip(-1000, 1)
+        mask, x = mx.np.array([True, False], dtype=bool), mx.np.array([1, 2.5])
+        arrays = {"float": x, "int": mx.np.array([1, 2], dtype="int32"), "bool": mask}
+        for name, array in arrays.items():
+            values[f"{name} or number"] = mx.np.where(mask, array, 1.5)
+            values[f"number or {name}"] = mx.np.where(array, -1.5, array)
+        for x1, x2 in ((1, 0), (2.5, 1), (True, False)):
+            values[f"{x1} or {x2}"] = mx.np.where(x > 1, x1, x2)
+        values["bitwise"] = [mask | True, mask & 1, mask ^ True, mx.np.bitwise_or(mask, True)]
+        block = mx.gluon.nn.HybridLambda(lambda F, x: F.np.where(x > 1, 1, 0) + F.np.where(x > 2, 3, x))
+        values["hybridized"], values["gradient"] = _hybridized(mx, block, x), x.grad
+    return values
