@@ -7,7 +7,7 @@
 CPU milliseconds of one training step (forward pass, backward pass, `Trainer.step` of SGD, batch 64, the result awaited) of an
 MLP (784-128-64-10) and LeNet, as a Block and hybridized; microseconds of one operator on arrays of 4 x 4, which is its
 dispatch; milliseconds to record 100 operations.  Medians; the processes take turns for `--rounds` rounds, and the minimum
-of each figure over the rounds counts.
+of each figure over the rounds counts.  Operators of jfit and of jax.numpy are measured in one process, where they take turns.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,6 @@ def gluon_figures(mx: Any) -> dict[str, float]:
                 step()
             found[f"{name} {'hybridized' if hybrid else 'step'}, ms"] = median_time(step, 40) * 1e3
     a, b = mx.nd.array(rs.rand(4, 4)), mx.nd.array(rs.rand(4, 4))
-    operations = {"add": lambda: a + b, "scalar": lambda: a * 2.5, "exp": lambda: mx.nd.exp(a), "dot": lambda: mx.nd.dot(a, b)}
-    operations |= {"sum": lambda: mx.nd.sum(a, axis=1), "relu": lambda: mx.nd.relu(a), "slice": lambda: a[1:3]}
-    for name, run in operations.items():
-        run()
-        found[f"{name}, us"] = median_time(run, 40, 100) * 1e6
-        mx.nd.waitall()
     a.attach_grad()
 
     def record() -> None:
@@ -141,24 +136,51 @@ def jax_figures() -> dict[str, float]:
         for _ in range(5):
             run()
         found[f"{name} hybridized, ms"] = found[f"{name} step, ms"] = median_time(run, 40) * 1e3
-    a, b = jnp.asarray(rs.rand(4, 4), "float32"), jnp.asarray(rs.rand(4, 4), "float32")
-    operations = {"add": lambda: a + b, "scalar": lambda: a * 2.5, "exp": lambda: jnp.exp(a), "dot": lambda: jnp.dot(a, b)}
-    operations |= {"sum": lambda: jnp.sum(a, axis=1), "relu": lambda: jax.nn.relu(a), "slice": lambda: a[1:3]}
-    for name, operation in operations.items():
-        operation()
-        found[f"{name}, us"] = median_time(operation, 40, 100) * 1e6
     return found
 
 
+def operations(arrays: Any, nd: Any) -> dict[str, Any]:
+    """Return one call of each operator on two arrays; `nd` has the operators: mx.nd or jax.numpy."""
+    a, b = arrays
+    return {
+        "add": lambda: a + b, "scalar": lambda: a * 2.5, "exp": lambda: nd.exp(a), "dot": lambda: nd.dot(a, b),
+        "sum": lambda: nd.sum(a, axis=1), "relu": lambda: nd.relu(a), "slice": lambda: a[1:3],
+    }  # fmt: skip
+
+
+def dispatch_times(*groups: dict[str, Any]) -> list[dict[str, float]]:
+    """Return the median CPU microseconds of the calls of each group; the groups take turns, every 100 calls."""
+    times: list[dict[str, list[float]]] = [{f"{name}, us": [] for name in group} for group in groups]
+    for name in groups[0]:
+        for repeat in range(41):
+            for group, taken in zip(groups, times, strict=True):
+                used = median_time(group[name], 1, 100) * 1e6
+                taken[f"{name}, us"] += [used] if repeat else []  # the first ones compile
+    return [{name: sorted(values)[len(values) // 2] for name, values in taken.items()} for taken in times]
+
+
 def _measure(leg: str) -> None:
+    import numpy as np
+
+    values = np.random.RandomState(0).rand(2, 4, 4).astype("float32")
     if leg == "hand":
-        print(json.dumps(jax_figures()))
-        return
-    if leg == "jfit":
+        print(json.dumps({leg: jax_figures()}))
+    elif leg == "jfit":
+        import jax
+        import jax.numpy as jnp
+
         import jfit.mx as mx
+
+        by_hand = types.SimpleNamespace(exp=jnp.exp, dot=jnp.dot, sum=jnp.sum, relu=jax.nn.relu)
+        own, hand = dispatch_times(
+            operations([mx.nd.array(v) for v in values], mx.nd), operations([jnp.asarray(v) for v in values], by_hand)
+        )
+        print(json.dumps({leg: gluon_figures(mx) | own, "hand": hand}))
     else:
         import mxnet as mx  # type: ignore[import-not-found]
-    print(json.dumps(gluon_figures(mx)))
+
+        (own,) = dispatch_times(operations([mx.nd.array(v) for v in values], mx.nd))
+        print(json.dumps({leg: gluon_figures(mx) | own}))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -175,8 +197,9 @@ def main(argv: list[str] | None = None) -> None:
         for leg, python in pythons.items():
             command = [python, str(Path(__file__).resolve()), "--leg", leg]
             output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-            for name, value in json.loads(output.splitlines()[-1]).items():
-                best[leg][name] = min(value, best[leg].get(name, value))
+            for column, figures in json.loads(output.splitlines()[-1]).items():
+                for name, value in figures.items():
+                    best[column][name] = min(value, best[column].get(name, value))
     if arguments.json:
         print(json.dumps(best))
         return
