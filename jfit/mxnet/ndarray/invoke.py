@@ -254,13 +254,13 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
     op = lookup(name)
     none_differs = {k for k, a in op.attrs.items() if a.none_differs}
     known: dict[Any, Call] = {}  # by the arguments, without the arrays
-    # Those with arrays and keywords only that have one result; key: number of arrays, or (number, *keywords)
+    # Calls whose positional arguments are arrays, with one result, not random; key: number of arrays, or (number, *kwargs)
     calls: dict[Any, Any] = {}
 
     def call(
         first: Any = None, second: Any = None, /, *rest: Any, out: Any = None, name: str | None = None, **kwargs: Any
     ) -> Any:
-        if out is None and not rest and active.policy is None:
+        if out is None and not rest and active.policy is None and (second is None or isinstance(second, MutableArray)):
             try:  # the fast path for one or two arrays and one result; other calls fall through to the general code below
                 training = mode.eager
                 if training is not None:
@@ -271,7 +271,7 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
                         outputs = calls[(2, *kwargs.items()) if kwargs else 2].run[training](first.value, second.value)
                     result.value = outputs[0]
                     return result
-                if mode.tape is not None and first._entry is not None and (second is None or isinstance(second, MutableArray)):
+                if mode.tape is not None and first._entry is not None:
                     inputs = (first,) if second is None else (first, second)
                     simple = calls[(len(inputs), *kwargs.items()) if kwargs else len(inputs)]
                     return mode.tape.record(simple, inputs, first._kind)[0]

@@ -40,16 +40,20 @@ def _take(a: Any, indices: Any, axis: Any = None, mode: str = "raise") -> Any:
 
 
 def _clip(a: Any, min: Any = None, max: Any = None) -> Any:
+    if isinstance(min, jax.Array) or isinstance(max, jax.Array):
+        return jnp.clip(a, min, max).astype(a.dtype)
     bounds = SimpleNamespace(a_min=-math.inf if min is None else min, a_max=math.inf if max is None else max)
     return lookup("clip").fn(None, bounds, a)  # integers keep their dtype, also with fractions or larger numbers as bounds
 
 
 def _where(condition: Any, x: Any, y: Any) -> Any:
     dtype = next((value.dtype for value in (x, y) if isinstance(value, jax.Array)), np.float32)  # that of numbers
-    return jnp.where(condition, *(v if isinstance(v, jax.Array) else np.asarray(v).astype(dtype) for v in (x, y)))
+    with np.errstate(all="ignore"):  # float16 has no -1e9
+        return jnp.where(condition, *(v if isinstance(v, jax.Array) else jnp.asarray(v).astype(dtype) for v in (x, y)))
 
 
-# Functions that differ from those of jax.numpy: jnp.ldexp takes integer exponents only, and rint rounds 0.5 down.
+# Functions that differ from those of jax.numpy: jnp.ldexp takes integer exponents only, rint rounds 0.5 down, and numbers
+# beside an array do not change its dtype in clip and where.
 OWN: dict[str, Callable[..., Any]] = {
     "ldexp": lambda x1, x2: x1 * jnp.exp2(x2),
     "rint": functools.partial(lookup("rint").fn, None, None),
@@ -70,6 +74,9 @@ def kept(name: str) -> Callable[..., Any]:
     fn = OWN.get(name) or getattr(jnp, name)
 
     def compute(*args: Any, **options: Any) -> Any:
+        if _most_inputs(name) == 2:
+            array = next(a for a in args if isinstance(a, jax.Array))
+            args = tuple([a if isinstance(a, jax.Array) else _beside(array, a, name) for a in args])
         with jax.numpy_rank_promotion("allow"):
             result = fn(*args, **options)
         if name in _DIVISIONS or options.get("dtype") is not None or isinstance(result, tuple) or result.dtype == bool:
@@ -122,7 +129,7 @@ def elementwise(name: str, *inputs: Any, out: Any = None, **options: Any) -> Any
     return write(out, ndarray(operation.run[mode.training](*(v.value for v in values))[0]))  # quicker than `run`
 
 
-def _beside(array: ndarray, number: Any, name: str) -> np.ndarray:
+def _beside(array: ndarray | jax.Array, number: Any, name: str) -> np.ndarray:
     """Return a number in the dtype that it has beside an array; an array, so that the same program is used for every number."""
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
     if name in _DIVISIONS and dtype.kind in "iub":

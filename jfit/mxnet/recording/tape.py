@@ -20,12 +20,14 @@ from jfit.mxnet.recording.steps import MAX_STEPS, Step
 
 
 class Mode(threading.local):
-    """Whether this thread computes in training mode, and what it records to (None: it does not record).
+    """Whether this thread computes in training mode, and what it records to.
 
     Attributes:
-        on_host: whether the thread runs Python code that a compiled program calls, see `on_host`.
-        eager: the value of `training`, or None if there is a tape or NumPy may have to compute: the fast path of an operation
-            reads this attribute only.
+        tape: what operations are recorded to, or None.
+        training: whether they compute in training mode.
+        on_host: whether the thread runs Python code in `on_host()`, where NumPy computes.
+        eager: `training` if operations run on devices immediately, else None (there is a tape, or `on_host` is set), so that
+            the fast path of an operation reads one attribute.
     """
 
     on_host = False
@@ -34,7 +36,7 @@ class Mode(threading.local):
         self.set(None, False)
 
     def set(self, tape: Tape | None, training: bool) -> None:
-        """Replace both."""
+        """Replace the tape and the training mode."""
         self.tape, self.training = tape, training
         self.eager = training if tape is None and not self.on_host else None
 
@@ -44,9 +46,9 @@ mode = Mode()
 
 @contextlib.contextmanager
 def on_host() -> Iterator[None]:
-    """Context manager for the Python code of a custom operator: new NDArrays, and sums and products of those, use NumPy.
+    """Context manager for the Python code of custom operators and data loaders: new NDArrays and their arithmetic use NumPy.
 
-    A program of JAX in that code could wait for the devices, which wait for that code.
+    A program of JAX in the code of an operator could wait for the devices, which wait for that code.
     """
     before, mode.on_host = mode.on_host, True
     mode.set(mode.tape, mode.training)

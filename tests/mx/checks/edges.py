@@ -759,6 +759,7 @@ def check_numbers_beside_numpy_arrays(mx):
             for low, high in ((-1, 1), (0.5, 1.5), (None, 300), (-200, 50)):
                 values[f"{dtype} clip {low} {high}"] = mx.np.clip(x, low, high)
             values[f"{dtype} clip"] = x.clip(-1000, 1)
+            values[f"{dtype} clip to an array"] = x.clip(0, mx.np.array(2, dtype=dtype))
         mask, x = mx.np.array([True, False], dtype=bool), mx.np.array([1, 2.5])
         arrays = {"float": x, "int": mx.np.array([1, 2], dtype="int32"), "bool": mask}
         for name, array in arrays.items():
@@ -769,4 +770,8 @@ def check_numbers_beside_numpy_arrays(mx):
         values["bitwise"] = [mask | True, mask & 1, mask ^ True, mx.np.bitwise_or(mask, True)]
         block = mx.gluon.nn.HybridLambda(lambda F, x: F.np.where(x > 1, 1, 0) + F.np.where(x > 2, 3, x))
         values["hybridized"], values["gradient"] = _hybridized(mx, block, x), x.grad
+        block = mx.gluon.nn.HybridLambda(lambda F, x: F.np.bitwise_xor(x, 1))
+        block.hybridize()
+        values["hybridized bitwise"] = block(mask)
+        values["large"] = mx.np.where(mask, mx.np.array([1, 2], dtype="float16"), -1e9)
     return values

@@ -1,6 +1,6 @@
 """`DataLoader`: mini-batches of a data set, made in this process, by threads, or by worker processes.
 
-Samples are read, transformed and collated with NumPy (`on_host`); only whole batches become JAX arrays.
+Samples are read, transformed and collated with NumPy (`jfit.mxnet.recording.tape.on_host`); only batches become JAX arrays.
 """
 
 from __future__ import annotations
