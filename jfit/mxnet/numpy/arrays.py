@@ -74,8 +74,10 @@ def kept(name: str) -> Callable[..., Any]:
     fn = OWN.get(name) or getattr(jnp, name)
 
     def compute(*args: Any, **options: Any) -> Any:
-        if _most_inputs(name) == 2:
+        if _most_inputs(name) == 2 and not all(isinstance(a, jax.Array) for a in args):  # a symbol and a number
             array = next(a for a in args if isinstance(a, jax.Array))
+            if any(isinstance(a, (float, np.floating)) for a in args) and array.dtype.kind in "iub" and "bitwise" not in name:
+                args = tuple([jnp.asarray(a, np.float32) for a in args])  # MXNet's are float64
             args = tuple([a if isinstance(a, jax.Array) else _beside(array, a, name) for a in args])
         with jax.numpy_rank_promotion("allow"):
             result = fn(*args, **options)

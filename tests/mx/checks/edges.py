@@ -773,5 +773,9 @@ def check_numbers_beside_numpy_arrays(mx):
         block = mx.gluon.nn.HybridLambda(lambda F, x: F.np.bitwise_xor(x, 1))
         block.hybridize()
         values["hybridized bitwise"] = block(mask)
+        for dtype in ("int32", "uint8"):  # MXNet's results are float64
+            block = mx.gluon.nn.HybridLambda(lambda F, x: (1.5 - x * 2.5) * (x > 1.5))
+            block.hybridize()
+            values[f"hybridized {dtype}"] = block(mx.np.array([0, 1, 2, 200], dtype=dtype)).astype("float32")
         values["large"] = mx.np.where(mask, mx.np.array([1, 2], dtype="float16"), -1e9)
     return values
