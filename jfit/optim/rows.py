@@ -86,7 +86,7 @@ def coalesce(rows: SparseRows, size: int) -> SparseRows:
     is_first = jnp.concatenate([jnp.ones(1, bool), ascending[1:] != ascending[:-1]])[: len(indices)]
     # Surplus entries get distinct indices, too, because a scatter with unique_indices=True needs them.
     out_of_range = size + jnp.arange(len(indices), dtype=indices.dtype)
-    distinct = out_of_range.at[jnp.cumsum(is_first) - 1].set(ascending, indices_are_sorted=True)
+    distinct = jnp.sort(jnp.where(is_first, ascending, out_of_range))  # a cumsum and a scatter compile longer
     segment = jnp.searchsorted(distinct, indices)  # cheaper than an argsort above
     return SparseRows(distinct, jax.ops.segment_sum(rows.values, segment, len(indices)), unique=True)
 
