@@ -70,10 +70,10 @@ def dot(ctx, attrs, lhs, rhs):
 
 
 def used_columns(data):
-    """Return the indices on the last axis at which `data` is not all zero, int32 of its size, filled up with that size."""
+    """Return the indices of the last axis, int32 of its size; its size instead of those at which `data` is all zero."""
     count = data.shape[-1]
     used = jnp.any(data != 0, axis=tuple(range(data.ndim - 1)))
-    return jnp.nonzero(used, size=count, fill_value=count)[0].astype(jnp.int32)
+    return jnp.where(used, jnp.arange(count, dtype=jnp.int32), count)
 
 
 # the batch rows are where they are in the inputs, unless on the axes of the matrices

@@ -271,10 +271,11 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
                         outputs = calls[(2, *kwargs.items()) if kwargs else 2].run[training](first.value, second.value)
                     result.value = outputs[0]
                     return result
-                if mode.tape is not None and first._entry is not None:
+                tape = mode.tape
+                if tape is not None and first._entry is not None:
                     inputs = (first,) if second is None else (first, second)
                     simple = calls[(len(inputs), *kwargs.items()) if kwargs else len(inputs)]
-                    return mode.tape.record(simple, inputs, first._kind)[0]
+                    return tape.record(simple, inputs, first._kind)[0]
             except Exception:
                 pass  # not known yet, or `run` below meets the same error, and explains it
         args = (first, second, *rest) if rest or second is not None else () if first is None else (first,)

@@ -64,18 +64,18 @@ class Step:
         shape, dtype, request = key
         return self._add(key, Step(self, (jax.ShapeDtypeStruct(shape, dtype),), request=request))
 
-    def operation(self, key: tuple[Call, bool, tuple[int, ...]], specs: Sequence[Any]) -> Step:
-        """Add the step of (operation, training mode, slots of its inputs); `specs` are shapes and dtypes of the inputs.
+    def operation(self, key: tuple[Any, ...], specs: Sequence[Any]) -> Step:
+        """Add the step of (operation, training mode, *slots of its inputs); `specs` are shapes and dtypes of the inputs.
 
         Raises:
             MXNetError: the operation does not accept arrays of these shapes and dtypes.
         """
-        call, train, inputs = key
+        call, train, *inputs = key
         try:
             outputs = call.shapes(train, tuple(specs))
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             raise refused(call, specs, error) from error
-        return self._add(key, Step(self, outputs, call, train, inputs))
+        return self._add(key, Step(self, outputs, call, train, tuple(inputs)))
 
     def _add(self, key: Any, step: Step) -> Step:
         self.next[key] = step

@@ -39,6 +39,8 @@ class Mode(threading.local):
         """Replace the tape and the training mode."""
         self.tape, self.training = tape, training
         self.eager = training if tape is None and not self.on_host else None
+        if tape is not None:
+            tape.training = training
 
 
 mode = Mode()
@@ -72,6 +74,7 @@ class Tape:
     Attributes:
         step: the last step.
         serial: number of the tape; a tape depends on tapes with lower numbers only.
+        training: `Mode.training` of the thread that records, because an attribute of a `threading.local` is slower.
         values: the array of each slot, None for a result that is not computed.
         specs: shape and dtype of each slot.
         places: an array on the device of each slot.
@@ -83,7 +86,7 @@ class Tape:
     def __init__(self) -> None:
         if Step.count > MAX_STEPS:
             _root[0], Step.count = Step(None, ()), 0
-        self.step, self.serial = _root[0], next(_serials)
+        self.step, self.serial, self.training = _root[0], next(_serials), False
         self.values: list[Any] = []
         self.specs: list[Any] = []
         self.places: list[Any] = []
@@ -108,7 +111,7 @@ class Tape:
             except AttributeError:  # it is no NDArray
                 array, entry = MutableArray(array), None
             inputs.append(entry[1] if entry is not None and entry[0] is self else self._leaf(array))
-        key = call, mode.training, (*inputs,)
+        key = call, self.training, *inputs
         step = self.step.next.get(key) or self.step.operation(key, [self.specs[slot] for slot in inputs])
         self.step, slot, place = step, step.first, self.places[inputs[0]]
         self.specs += step.outputs
@@ -127,13 +130,13 @@ class Tape:
 
     def _leaf(self, array: Any) -> int:
         """Return the slot of an array from outside."""
-        entry, value = array._entry, array.value
-        if isinstance(value, np.ndarray):
-            value = value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
-        request = "link" if entry is not None else array._grad_req
+        value, entry = array.value, array._entry
+        request = array._grad_req if entry is None else "link"
         identity = id(value) if request is None else id(array)
         slot = self._slots.get(identity)
         if slot is None or self.values[slot] is not value:
+            if isinstance(value, np.ndarray):
+                value = value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
             slot = self._slots[identity] = self.add_leaf(array, value, request)
             if entry is not None:
                 self.sources[slot] = entry
