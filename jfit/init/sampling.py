@@ -226,20 +226,24 @@ def drawable(key: Any) -> bool:
     return not isinstance(data, jax.core.Tracer) and len(data.devices()) == 1  # type: ignore[attr-defined]
 
 
-def split_seed(seed: Any) -> tuple[Array, np.ndarray] | None:
-    """`jax.random.split(jax.random.key(seed))`, computed on the host, which compiles nothing.
+def folded_seed(seed: Any, number: int) -> Array | None:
+    """`jax.random.fold_in(jax.random.key(seed), number)`, computed on the host, which compiles nothing.
 
     Returns:
-        (first key, data of the second key), or None if the seed is not an integer from 0 to 2^31 - 1, or the default generator
-        of JAX is another one.
+        Key, or None if the seed is not an integer from 0 to 2^31 - 1, or the default generator of JAX is not threefry.
     """
     integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool) and 0 <= seed < 2**31
-    config: Any = jax.config
-    if not integer or config.jax_default_prng_impl != "threefry2x32" or not config.jax_threefry_partitionable:
+    if not integer or jax.config.jax_default_prng_impl != "threefry2x32":  # type: ignore[attr-defined]
         return None
-    words = np.array([0, seed], np.uint32)
-    first, second = _fold(words, 0), _fold(words, 1)
-    return jax.random.wrap_key_data(jax.device_put(first)), second
+    data = _fold(np.array([0, seed], np.uint32), number)
+    return jax.random.wrap_key_data(jax.device_put(data, may_alias=False))  # the caller may donate its data
+
+
+def split_seed(seed: Any) -> tuple[Array, Array] | None:
+    """`jax.random.split(jax.random.key(seed))`, computed on the host, or None, as `folded_seed`."""
+    first, second = folded_seed(seed, 0), folded_seed(seed, 1)
+    splits_by_fold = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    return (first, second) if splits_by_fold and first is not None and second is not None else None
 
 
 def draw_arrays(key: Array, parameters: Specs, folds: Mapping[str, int]) -> dict[str, Array]:

@@ -15,6 +15,7 @@ import jax
 from jax import Array
 
 from jfit import checks
+from jfit.init.sampling import folded_seed
 
 _STATE = {"seed": 0, "count": 0}  # count: number of keys derived since the seed was set
 _local = threading.local()
@@ -66,7 +67,8 @@ def next_key() -> Array:
     if not streams:
         number = _STATE["count"]
         _STATE["count"] = number + 1
-        return jax.random.fold_in(jax.random.key(_STATE["seed"]), number)
+        key = folded_seed(_STATE["seed"], number)
+        return jax.random.fold_in(jax.random.key(_STATE["seed"]), number) if key is None else key
     stream = streams[-1]
     stream[1] += 1
     return stream[0] if stream[1] == 1 else jax.random.fold_in(stream[0], stream[1])

@@ -120,7 +120,8 @@ class TableRows(NamedTuple):
     """The rows of embedding tables that a batch looks up.  A step is computed with these rows in place of the whole table.
 
     Attributes:
-        numbers: name of a table -> sorted indices of the table rows; the last ones may be out of range.
+        numbers: name of a table -> sorted indices of the table rows; the last ones may be out of range.  Without the tables
+            that have at most as many rows as there are lookups, which are passed whole.
         trained: name of a table -> `SparseRows` of the table rows that batch rows with a nonzero loss weight look up; only
             these are updated.  Its values are not used.
     """
@@ -140,7 +141,7 @@ class TableRows(NamedTuple):
 
 
 def table_rows(model: Model, params: Params, shard: BatchShard, policy: Policy | None) -> tuple[Params, TableRows]:
-    """Replace each embedding table by the rows that a batch looks up.
+    """Replace each embedding table by the rows that a batch looks up, if the table has more rows than there are lookups.
 
     Args:
         model: the `Model`; `model.tables` computes the row indices of each table.
@@ -159,12 +160,15 @@ def table_rows(model: Model, params: Params, shard: BatchShard, policy: Policy |
     used, trained = (fill_padding(model, s) for s in (shard, shard._replace(metric_weight=shard.weight)))
     any_row = shard.weight is None or jnp.any(shard.weight > 0)
     for name, numbers_of in tables.items():
-        numbers, size = numbers_of(used, policy), len(params[name])
-        rows = coalesce(SparseRows(numbers, jnp.zeros(numbers.shape)), size)
-        place = jnp.searchsorted(rows.indices, numbers_of(trained, policy))
-        is_trained = jnp.zeros(rows.indices.shape, bool).at[place].set(any_row, mode="drop")
-        looked_up.numbers[name], looked_up.trained[name] = rows.indices, without(rows, ~is_trained, size)
-        small[name] = read(params[name], rows)
+        numbers, place, size = numbers_of(used, policy), numbers_of(trained, policy), len(params[name])
+        if len(numbers) < size:
+            rows = coalesce(SparseRows(numbers, jnp.zeros(numbers.shape)), size)
+            place = jnp.searchsorted(rows.indices, place)
+            looked_up.numbers[name], small[name] = rows.indices, read(params[name], rows)
+        else:  # the whole table is not larger
+            rows = SparseRows(jnp.arange(size), jnp.zeros(size), unique=True)
+        is_trained = jnp.zeros(rows.indices.shape, bool).at[place].set(any_row, mode="drop", wrap_negative_indices=False)
+        looked_up.trained[name] = without(rows, ~is_trained, size)
     return small, looked_up
 
 

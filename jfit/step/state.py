@@ -215,10 +215,7 @@ def typed_key(key: Array) -> Array:
 
 def _split_keys(seed: Any) -> tuple[Array, Array]:
     """Return (typed key of the initial values, key data of the run)."""
-    keys = split_seed(seed)
-    if keys is not None:
-        return keys[0], own_buffer(keys[1])
-    init_key, run_key = jax.random.split(_key_of(seed))
+    init_key, run_key = split_seed(seed) or jax.random.split(_key_of(seed))
     return init_key, jax.random.key_data(run_key)
 
 

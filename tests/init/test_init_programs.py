@@ -233,14 +233,13 @@ def test_a_traced_or_committed_key_draws_the_same_values():
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31 - 1))
 def test_the_keys_of_an_integer_seed_are_those_of_jax_and_nothing_is_compiled(seed):
-    first, second = jax.random.split(jax.random.key(seed))
+    expected = [*jax.random.split(jax.random.key(seed)), jax.random.fold_in(jax.random.key(seed), 2**31 + 7)]
     with counters.counted() as counts:
-        keys = sampling.split_seed(seed)
-    assert keys is not None and counts["compiles"] == 0
-    key, data = keys
-    assert key.dtype == first.dtype
-    np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(first))
-    np.testing.assert_array_equal(data, jax.random.key_data(second))
+        keys = [*sampling.split_seed(seed), sampling.folded_seed(seed, 2**31 + 7)]
+    assert counts["compiles"] == 0
+    for key, other in zip(keys, expected, strict=True):
+        assert key.dtype == other.dtype
+        np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(other))
 
 
 def test_other_seeds_and_generators_are_left_to_jax():

@@ -20,7 +20,7 @@ NETS = json.loads((Path(__file__).parents[1] / "golden" / "rows.json").read_text
 BATCH = {"data": DATA, "softmax_label": LABEL}
 
 
-def embedding(sparse, size=8, data=None):
+def embedding(sparse, size=20, data=None):
     table = jfit.sym.Variable("emb_weight")
     data = jfit.sym.Variable("data") if data is None else data
     return jfit.sym.Embedding(data, table, input_dim=size, output_dim=3, sparse_grad=sparse, name="emb")
@@ -31,8 +31,8 @@ def classified(rows):
     return jfit.lower(jfit.sym.SoftmaxOutput(hidden, name="softmax"))
 
 
-def stepped(sparse, optimizer, batch=BATCH, steps=2, **how):
-    model = classified(embedding(sparse))
+def stepped(sparse, optimizer, batch=BATCH, steps=2, size=20, **how):
+    model = classified(embedding(sparse, size))
     state, step = jfit.init_state(model, optimizer, BATCH), jax.jit(jfit.train_step(model, optimizer, **how))
     for _ in range(steps):
         state, out = step(state, batch)
@@ -47,22 +47,25 @@ def test_module_trains_an_embedding_table_as_mxnet_does(case):
 
 @pytest.mark.slow
 @pytest.mark.repetitions(1)
-@pytest.mark.parametrize("how", [{"clip_norm": 0.01}, {"clip_value": 0.01}, {"micro_batches": 3}, {"policy": "bfloat16"}])
+@pytest.mark.parametrize(
+    "how", [{"clip_norm": 0.01}, {"clip_value": 0.01}, {"micro_batches": 3}, {"policy": "bfloat16"}, {"size": 8}]
+)
 def test_sgd_by_rows_equals_dense_sgd(how):
     (by_rows, _), (whole, _) = (stepped(sparse, "sgd", **how) for sparse in (True, False))
     for name, value in whole.params.items():
         np.testing.assert_allclose(by_rows.params[name], value, rtol=1e-5, atol=2e-3 if "policy" in how else 1e-6)
 
 
-def test_table_rows_used_only_by_zero_weight_rows_are_unchanged():
+@pytest.mark.parametrize("size", [8, 20])  # fewer rows than the 12 lookups of the batch, and more
+def test_table_rows_used_only_by_zero_weight_rows_are_unchanged(size):
     optimizer = jfit.optim.sgd(0.5, momentum=0.5, wd=0.5)
     weight, counted = np.array([1, 0, 1, 0, 0, 0], "float32"), np.ones(6, "float32")
     batch = jfit.Batch({"data": DATA, "softmax_label": LABEL}, jnp.asarray(weight), jnp.asarray(counted))
-    before = jfit.init_state(classified(embedding(True)), optimizer, BATCH).params["emb_weight"]
-    state, _ = stepped(True, optimizer, batch)
+    before = jfit.init_state(classified(embedding(True, size)), optimizer, BATCH).params["emb_weight"]
+    state, _ = stepped(True, optimizer, batch, size=size)
     moved = np.flatnonzero((np.asarray(state.params["emb_weight"]) != np.asarray(before)).any(axis=1))
     assert moved.tolist() == [1, 2]
-    none, _ = stepped(True, optimizer, batch._replace(weight=jnp.zeros(6)))
+    none, _ = stepped(True, optimizer, batch._replace(weight=jnp.zeros(6)), size=size)
     np.testing.assert_array_equal(none.params["emb_weight"], before)
 
 
@@ -86,11 +89,12 @@ def test_devices_gather_the_indices_and_rows_of_a_table_once():
     assert traffic.all_reduce.operand_bytes < 100  # the dense layer and sums, not the table
 
 
-def test_gradients_of_tables_are_sparse_rows():
-    _, out = stepped(True, "sgd", steps=1, gradients=True)
-    found, (_, whole) = out.gradients["emb_weight"], stepped(False, "sgd", steps=1, gradients=True)
-    assert isinstance(found, SparseRows) and len(found.indices) == DATA.size
-    np.testing.assert_allclose(found.dense(8), whole.gradients["emb_weight"], rtol=1e-5, atol=1e-7)
+@pytest.mark.parametrize("size", [8, 20])
+def test_gradients_of_tables_are_sparse_rows(size):
+    _, out = stepped(True, "sgd", steps=1, size=size, gradients=True)
+    found, (_, whole) = out.gradients["emb_weight"], stepped(False, "sgd", steps=1, size=size, gradients=True)
+    assert isinstance(found, SparseRows) and len(found.indices) == min(DATA.size, size)
+    np.testing.assert_allclose(found.dense(size), whole.gradients["emb_weight"], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.optimized
