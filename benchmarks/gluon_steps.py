@@ -6,13 +6,18 @@
 
 CPU milliseconds of one training step (forward pass, backward pass, `Trainer.step` of SGD, batch 64, the result awaited) of an
 MLP (784-128-64-10) and LeNet, as a Block and hybridized; microseconds of one operator on arrays of 4 x 4, which is its
-dispatch; milliseconds to record 100 operations.  Medians; the processes take turns for `--rounds` rounds, and the minimum
-of each figure over the rounds counts.  Operators of jfit and of jax.numpy are measured in one process, where they take turns.
+dispatch; milliseconds to record 100 operations.  "In a loop": milliseconds (wall time, on all cores) of a step in a loop
+of 20 whose last result is awaited, as in training, where Python prepares the next steps while the device computes.
+
+Medians; the processes take turns for `--rounds` rounds, and the minimum of each figure over the rounds counts.  Operators of
+jfit and of jax.numpy are measured in one process, where they take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import itertools
 import json
 import os
 import subprocess
@@ -23,21 +28,36 @@ from pathlib import Path
 from typing import Any
 
 BATCH = 64
+LOOP = 20
 
 
-def median_time(run: Any, repeat: int, number: int = 1) -> float:
-    """Return the median CPU seconds of one call."""
+def median_time(run: Any, repeat: int, number: int = 1, clock: Any = time.process_time) -> float:
+    """Return the median seconds of one call, CPU time unless another clock is given."""
     times = []
     for _ in range(repeat):
-        start = time.process_time()
+        start = clock()
         for _ in range(number):
             run()
-        times.append((time.process_time() - start) / number)
+        times.append((clock() - start) / number)
     return sorted(times)[repeat // 2]
 
 
-def gluon_figures(mx: Any) -> dict[str, float]:
-    """Measure steps, operators and recording with MXNet's names (of jfit.mx or of MXNet itself)."""
+def step_time(step: Any, wait: Any, loops: bool) -> float:
+    """Return the milliseconds of a step that is awaited, or with `loops` of one in a loop that is awaited."""
+    count = LOOP if loops else 1
+
+    def run() -> None:
+        for _ in range(count):
+            step()
+        wait()
+
+    for _ in range(5):
+        run()
+    return median_time(run, 40, clock=time.perf_counter if loops else time.process_time) / count * 1e3
+
+
+def gluon_figures(mx: Any, loops: bool) -> dict[str, float]:
+    """Measure steps and recording, or with `loops` steps in loops, with MXNet's names (of jfit.mx or of MXNet itself)."""
     import numpy as np
 
     nn, rs, found = mx.gluon.nn, np.random.RandomState(0), {}
@@ -64,11 +84,11 @@ def gluon_figures(mx: Any) -> dict[str, float]:
                     error = loss(net(x), y)
                 error.backward()
                 trainer.step(BATCH)
-                mx.nd.waitall()
 
-            for _ in range(5):
-                step()
-            found[f"{name} {'hybridized' if hybrid else 'step'}, ms"] = median_time(step, 40) * 1e3
+            kind = ("hybridized" if hybrid else "step") + " in a loop" * loops
+            found[f"{name} {kind}, ms"] = step_time(step, mx.nd.waitall, loops)
+    if loops:
+        return found
     a, b = mx.nd.array(rs.rand(4, 4)), mx.nd.array(rs.rand(4, 4))
     a.attach_grad()
 
@@ -83,8 +103,8 @@ def gluon_figures(mx: Any) -> dict[str, float]:
     return found
 
 
-def jax_figures() -> dict[str, float]:
-    """Measure hand-written steps and jax.numpy."""
+def jax_figures(loops: bool) -> dict[str, float]:
+    """Measure hand-written steps, or with `loops` loops of them."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -137,14 +157,15 @@ def jax_figures() -> dict[str, float]:
 
         state = [params]
 
-        def run(step: Any, state: Any = state, x: Any = x, y: Any = y) -> None:
-            state[0] = jax.block_until_ready(step(state[0], x, y))[0]
+        def run(step: Any, state: Any = state, x: Any = x, y: Any = y) -> float:
+            def once() -> None:
+                state[0] = step(state[0], x, y)[0]
 
-        for _ in range(5):
-            run(step)
-            run(full_step)
-        found[f"{name} hybridized, ms"] = found[f"{name} step, ms"] = median_time(lambda: run(step), 40) * 1e3
-        found[f"{name}, losses and gradients returned, ms"] = median_time(lambda: run(full_step), 40) * 1e3
+            return step_time(once, lambda: jax.block_until_ready(state[0]), loops)
+
+        ending = " in a loop" * loops
+        found[f"{name} hybridized{ending}, ms"] = found[f"{name} step{ending}, ms"] = run(step)
+        found[f"{name}, losses and gradients returned{ending}, ms"] = run(full_step)
     return found
 
 
@@ -168,12 +189,15 @@ def dispatch_times(*groups: dict[str, Any]) -> list[dict[str, float]]:
     return [{name: sorted(values)[len(values) // 2] for name, values in taken.items()} for taken in times]
 
 
-def _measure(leg: str) -> None:
+def _measure(leg: str, loops: bool) -> None:
     import numpy as np
 
     values = np.random.RandomState(0).rand(2, 4, 4).astype("float32")
     if leg == "hand":
-        print(json.dumps({leg: jax_figures()}))
+        print(json.dumps({leg: jax_figures(loops)}))
+    elif loops:
+        mx = importlib.import_module("jfit.mx" if leg == "jfit" else "mxnet")
+        print(json.dumps({leg: gluon_figures(mx, loops)}))
     elif leg == "jfit":
         import jax
         import jax.numpy as jnp
@@ -184,12 +208,12 @@ def _measure(leg: str) -> None:
         own, hand = dispatch_times(
             operations([mx.nd.array(v) for v in values], mx.nd), operations([jnp.asarray(v) for v in values], by_hand)
         )
-        print(json.dumps({leg: gluon_figures(mx) | own, "hand": hand}))
+        print(json.dumps({leg: gluon_figures(mx, loops) | own, "hand": hand}))
     else:
         import mxnet as mx  # type: ignore[import-not-found]
 
         (own,) = dispatch_times(operations([mx.nd.array(v) for v in values], mx.nd))
-        print(json.dumps({leg: gluon_figures(mx) | own}))
+        print(json.dumps({leg: gluon_figures(mx, loops) | own}))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -203,8 +227,8 @@ def main(argv: list[str] | None = None) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     best: dict[str, dict[str, float]] = {leg: {} for leg in pythons}
     for _ in range(arguments.rounds):
-        for leg, python in pythons.items():
-            command = [python, str(Path(__file__).resolve()), "--leg", leg]
+        for (leg, python), kind in itertools.product(pythons.items(), ("--leg", "--loops")):
+            command = [python, str(Path(__file__).resolve()), kind, leg]
             output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
             for column, figures in json.loads(output.splitlines()[-1]).items():
                 for name, value in figures.items():
@@ -222,9 +246,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--leg"]:
-        if hasattr(os, "sched_setaffinity"):
+    if sys.argv[1:2] in (["--leg"], ["--loops"]):
+        loops = sys.argv[1] == "--loops"
+        if hasattr(os, "sched_setaffinity") and not loops:
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-        _measure(sys.argv[2])
+        _measure(sys.argv[2], loops)
     else:
         main()
