@@ -76,14 +76,15 @@ def kept(name: str) -> Callable[..., Any]:
     def compute(*args: Any, **options: Any) -> Any:
         if _most_inputs(name) == 2 and not all(isinstance(a, jax.Array) for a in args):  # a symbol and a number
             array = next(a for a in args if isinstance(a, jax.Array))
-            if any(isinstance(a, (float, np.floating)) for a in args) and array.dtype.kind in "iub" and "bitwise" not in name:
+            as_truth = array.dtype == bool and _takes_truth(name)
+            if any(isinstance(a, (float, np.floating)) for a in args) and array.dtype.kind in "iub" and not as_truth:
                 args = tuple([jnp.asarray(a, np.float32) for a in args])  # MXNet's are float64
             args = tuple([a if isinstance(a, jax.Array) else _beside(array, a, name) for a in args])
         with jax.numpy_rank_promotion("allow"):
             result = fn(*args, **options)
         if name in _DIVISIONS or options.get("dtype") is not None or isinstance(result, tuple) or result.dtype == bool:
             return result
-        dtype = jnp.result_type(*(a for a in args if isinstance(a, jax.Array)))
+        dtype = jnp.result_type(*(a for a in args if isinstance(a, (jax.Array, np.ndarray))))
         return result.astype(dtype) if jnp.issubdtype(dtype, jnp.integer) else result
 
     compute.__name__ = name
@@ -136,7 +137,12 @@ def _beside(array: ndarray | jax.Array, number: Any, name: str) -> np.ndarray:
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
     if name in _DIVISIONS and dtype.kind in "iub":
         dtype = np.dtype(np.float32)
-    return np.asarray(number).astype(np.int32 if dtype.kind == "b" and "bitwise" not in name else dtype)
+    return np.asarray(number).astype(np.int32 if dtype.kind == "b" and not _takes_truth(name) else dtype)
+
+
+def _takes_truth(name: str) -> bool:
+    """Return whether a number beside a boolean array becomes a boolean, as in MXNet."""
+    return "bitwise" in name or name in _COMPARISONS.values()
 
 
 def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:
@@ -323,12 +329,12 @@ def compute(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None = N
         AssertionError: none of the arguments is an array, as in MXNet.
         MXNetError: the function does not accept the arrays.
     """
-    arrays: list[Any] = []
-    name = fn.__name__.lstrip("_")
-    operation = _compute_call(fn, _split(args, arrays), _split(kwargs, arrays) if kwargs else (), len(arrays), count)
+    arrays, types, name = list[Any](), list[type](), fn.__name__.lstrip("_")
+    others = _split(args, arrays, types), _split(kwargs, arrays, types) if kwargs else ()
+    operation = _compute_call(fn, *others, len(arrays), count, tuple(types))
     if not arrays:
-        types = ", ".join(type(a).__name__ for a in args)
-        raise AssertionError(f"{name} takes mx.np.ndarrays, found {types}; convert them with mx.np.array")
+        found = ", ".join(type(a).__name__ for a in args)
+        raise AssertionError(f"{name} takes mx.np.ndarrays, found {found}; convert them with mx.np.array")
     symbols = [a for a in arrays if isinstance(a, Symbol)]
     if symbols:
         if len(symbols) < len(arrays):
@@ -342,19 +348,21 @@ def compute(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None = N
 
 
 @functools.lru_cache(maxsize=4096)
-def _compute_call(fn: Callable[..., Any], args: Any, kwargs: Any, count: int, outputs: int) -> Call:
-    return function_call(_apply, count, (("fn", fn), ("args", args), ("kwargs", kwargs)), outputs)
+def _compute_call(fn: Callable[..., Any], args: Any, kwargs: Any, count: int, outputs: int, types: tuple[type, ...]) -> Call:
+    """`types` of the other arguments: 2 and 2.0 are equal, but have other results."""
+    return function_call.__wrapped__(_apply, count, (("fn", fn), ("args", args), ("kwargs", kwargs)), outputs)
 
 
-def _split(value: Any, arrays: list[Any]) -> Hashable:
-    """Return an argument in hashable form without its arrays, which are appended to `arrays`."""
+def _split(value: Any, arrays: list[Any], types: list[type]) -> Hashable:
+    """Return an argument in hashable form without its arrays, which are appended to `arrays`, as types of others to `types`."""
     if isinstance(value, (ndarray, np.ndarray, jax.Array, Symbol)):
         arrays.append(value)
         return _ARRAY
     if isinstance(value, (list, tuple)):
-        return tuple([_split(v, arrays) for v in value])
+        return tuple([_split(v, arrays, types) for v in value])
     if isinstance(value, dict):
-        return tuple([(k, _split(v, arrays)) for k, v in value.items()])
+        return tuple([(k, _split(v, arrays, types)) for k, v in value.items()])
+    types.append(type(value))
     return value
 
 

@@ -779,3 +779,18 @@ def check_numbers_beside_numpy_arrays(mx):
             values[f"hybridized {dtype}"] = block(mx.np.array([0, 1, 2, 200], dtype=dtype)).astype("float32")
         values["large"] = mx.np.where(mask, mx.np.array([1, 2], dtype="float16"), -1e9)
     return values
+
+
+def check_booleans_compared_with_numbers(mx):
+    values = {}
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        mask, x = mx.np.array([False, True, True], dtype=bool), mx.np.array([1, 2, 3], dtype="int32")
+        for name, number in itertools.product(("equal", "not_equal", "less", "greater_equal"), (2, 0.5, -1, 0, True)):
+            block = mx.gluon.nn.HybridLambda(lambda F, x, name=name, number=number: getattr(F.np, name)(x, number))
+            block.hybridize()
+            values[f"{name} {number}"] = [getattr(mx.np, name)(mask, number), block(mask)]
+        for number in (2, 2.0, 1, True):  # equal numbers of two types have programs of their own
+            block = mx.gluon.nn.HybridLambda(lambda F, x, number=number: x * number)
+            block.hybridize()
+            values[f"times {number}"] = [block(x).dtype.kind, block(x).astype("float32")]
+    return values
