@@ -1,6 +1,6 @@
 """Operators on NDArrays, and training steps written with gluon, against jax.numpy, a hand-written JAX step, and MXNet.
 
-    python -m benchmarks.gluon_steps                       # jfit and hand-written JAX, on one core
+    python -m benchmarks.gluon_steps                       # jfit and hand-written JAX
     python -m benchmarks.gluon_steps --mxnet PATH          # and MXNet 1.9.1, in its own Python interpreter
     python -m benchmarks.gluon_steps --json
 
