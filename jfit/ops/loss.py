@@ -317,16 +317,12 @@ def block_grad(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     return lax.stop_gradient(data)
 
 
-def _smooth_l1(data: Array, sigma: float) -> Array:
-    square = sigma * sigma
-    inside = jnp.abs(data) < 1.0 / square
-    return jnp.where(inside, 0.5 * square * jnp.square(data), jnp.abs(data) - 0.5 / square)
-
-
 @operator("smooth_l1", attrs={"scalar": number(1.0)}, aliases=("_npx_smooth_l1",))
 def smooth_l1(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = σ²x²/2 where |x| < 1/σ², else |x| - 1/(2σ²); scalar = σ."""
-    return _smooth_l1(data, attrs.scalar)
+    square = attrs.scalar * attrs.scalar
+    inside = jnp.abs(data) < 1.0 / square
+    return jnp.where(inside, 0.5 * square * jnp.square(data), jnp.abs(data) - 0.5 / square)
 
 
 # ----------------------------------------------------------------------------------------------------
