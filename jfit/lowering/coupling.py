@@ -105,7 +105,7 @@ def rows_are_independent(run: Callable[..., tuple[Any, Any]], inputs: Inputs) ->
     if size < 2 or any(x.shape[:1] != (size,) for x in arrays.values()):
         return False
 
-    def results(batch: Inputs) -> list[list[np.ndarray]]:
+    def results(batch: dict[str, np.ndarray]) -> list[list[np.ndarray]]:
         # sync: before the first step
         return [[np.asarray(x).astype(np.float64) for x in jax.tree.leaves(side)] for side in counters.read(run(batch))]
 

@@ -57,7 +57,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
             for norm in norms:
                 norm.axis_name = axis_name
         if train and key is not None:
-            keys = {tag: jax.random.fold_in(key, zlib.crc32(tag.encode())) for tag in tags}
+            keys: dict[str, Any] = {tag: jax.random.fold_in(key, zlib.crc32(tag.encode())) for tag in tags}
             nnx.reseed(copy, policy="match_shape", **keys)
         if takes_rngs and (train or "rngs" in call.required):
             options["rngs"] = nnx.Rngs(jax.random.key(0) if key is None else key)
