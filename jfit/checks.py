@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import inspect
 import math
 import numbers
 import operator
@@ -101,6 +102,14 @@ def matching(pattern: str, names: Sequence[str], problem: str) -> list[str]:
     if not matches:
         raise ValueError(f"{problem}; {name_hint(pattern, names)}")
     return matches
+
+
+def parameters_of(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name; none for callables without a signature, such as some of C."""
+    try:
+        return inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def _index(value: Any) -> int | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import numbers
 import os
+import re
 import struct
 from collections import namedtuple
 from collections.abc import Callable
@@ -112,13 +113,10 @@ class RecordWriter(_File):
 
 def _split(data: bytes) -> list[bytes]:
     """Split at magic numbers whose offset is a multiple of 4."""
-    parts, start, at = [], 0, data.find(MAGIC)
-    while at >= 0:
-        if at % 4 == 0:
-            parts.append(data[start:at])
-            start = at + 4
-        at = data.find(MAGIC, start if at % 4 == 0 else at + 1)
-    return [*parts, data[start:]]
+    # The magic number cannot overlap itself: its first byte occurs in it once.
+    places = [found.start() for found in re.finditer(re.escape(MAGIC), data) if found.start() % 4 == 0]
+    starts = [0, *(at + len(MAGIC) for at in places)]
+    return [data[start:end] for start, end in zip(starts, [*places, len(data)], strict=True)]
 
 
 class RecordReader(_File):

@@ -156,9 +156,7 @@ def _apply(record: Op, params: Attrs, key: Any, arrays: Sequence[Any]) -> tuple[
     """Run an operator in evaluation mode; the subgraphs of a loop or branch are converted to functions by `_body`."""
     if record.graphs:
         params = Attrs({**params, "graphs": tuple(_body(g.graph) for g in params.graphs)})
-    result = record.fn(Ctx(train=False, key=key, rows=(None,) * len(arrays), plain=True), params, *arrays)
-    outputs = result[0] if record.aux or record.graphs else result
-    return outputs if isinstance(outputs, tuple) else (outputs,)
+    return record.run(Ctx(train=False, key=key, rows=(None,) * len(arrays), plain=True), params, arrays)[0]
 
 
 def _body(graph: Graph) -> Any:

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jfit.graph.drawing import edges, graphviz, visible
+from jfit.graph.drawing import graphviz, visible
 from jfit.graph.nodes import Graph
 
 MOST_DRAWN = 300  # nodes; graphviz takes minutes for graphs of thousands of nodes
@@ -72,14 +72,12 @@ def _drawing(graph: Graph) -> str:
 
 
 def _node_table(graph: Graph) -> str:
-    nodes, between = edges(graph)
-    inputs: dict[int, list[str]] = {id(node): [] for node in nodes}
-    for entry, node in between:
-        inputs[id(node)].append(entry.node.name)
+    nodes, params = visible(graph)
     rows: list[Sequence[str]] = []
     for node in nodes[:MOST_LISTED]:
         attrs = {} if node.op is None else {k: v for k, v in node.attrs.items() if k in node.op.attrs}
         text = ", ".join(f"{key}={value}" for key, value in attrs.items())
-        rows.append((node.name, node.op.name if node.op else "variable", text, ", ".join(dict.fromkeys(inputs[id(node)]))))
+        inputs = ", ".join(dict.fromkeys(e.node.name for e in node.inputs if id(e.node) not in params))
+        rows.append((node.name, node.op.name if node.op else "variable", text, inputs))
     more = f"<p>{len(nodes) - MOST_LISTED:,} more nodes</p>" if len(nodes) > MOST_LISTED else ""
     return table(rows, ("node", "operator", "attributes", "inputs")) + more

@@ -339,9 +339,7 @@ def trace_shapes(record: Op, params: Attrs, shapes: tuple[Shape, ...], dtypes: t
     key = jax.eval_shape(lambda: jax.random.key(0))
 
     def call(key, *arrays):
-        result = record.fn(Ctx(train=True, key=key, rows=(None,) * len(arrays)), params, *arrays)
-        outputs = result[0] if record.aux else result
-        return outputs if isinstance(outputs, tuple) else (outputs,)
+        return record.run(Ctx(train=True, key=key, rows=(None,) * len(arrays)), params, arrays)[0]
 
     return [tuple(o.shape) for o in jax.eval_shape(call, key, *specs)]
 

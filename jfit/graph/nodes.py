@@ -40,20 +40,16 @@ class GraphError(ValueError):
 
 
 _NO_PARAMS = Attrs({})
-# Cache of parsed attributes, (id(op), attributes) -> (op, parsed): layers repeat, and parsing is most of the cost of creating
-# a node.  The value includes the op to keep it alive, so that its id is not reused.
-_PARSED: dict[tuple[int, tuple[tuple[str, Any], ...]], tuple[Op, Attrs]] = {}
 
 
 def _parsed(op: Op, attrs: tuple[tuple[str, Any], ...]) -> Attrs:
-    if any(type(value) is not str for _, value in attrs):
-        return op.parse(dict(attrs))
-    cached = _PARSED.get((id(op), attrs))
-    if cached is None:
-        if len(_PARSED) >= 4096:
-            _PARSED.clear()
-        cached = _PARSED[id(op), attrs] = op, op.parse(dict(attrs))
-    return cached[1]
+    is_text = all(type(value) is str for _, value in attrs)  # equal values of other types, such as 1 and True, may differ
+    return _parsed_text(op, attrs) if is_text else op.parse(dict(attrs))
+
+
+@functools.lru_cache(maxsize=4096)  # layers repeat, and parsing is most of the cost of creating a node
+def _parsed_text(op: Op, attrs: tuple[tuple[str, str], ...]) -> Attrs:
+    return op.parse(dict(attrs))
 
 
 class Subgraph:

@@ -23,18 +23,31 @@ class _Current:
     """What MXNet calls the current scope of this thread, `NameManager._current.value`."""
 
     def __init__(self, kind: str) -> None:
-        self._kind = kind
+        self.kind = kind
 
     @property
     def value(self) -> Any:
-        return AttrScope(**AttrScope.current()) if self._kind == "attr" else _stack("name")[-1]
+        return AttrScope(**AttrScope.current()) if self.kind == "attr" else _stack("name")[-1]
 
     @value.setter
     def value(self, scope: Any) -> None:
-        _stack(self._kind)[-1:] = [scope]
+        _stack(self.kind)[-1:] = [scope]
 
 
-class NameManager:
+class _Scope:
+    """A scope that is the current one of its kind in a `with` block."""
+
+    _current: _Current
+
+    def __enter__(self):
+        _stack(self._current.kind).append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _stack(self._current.kind).pop()
+
+
+class NameManager(_Scope):
     """Names unnamed nodes `<operator><number>`, numbering each operator from 0; use as a context manager.
 
     The numbers count the nodes created in the `with` block.  Without a manager, each graph numbers its nodes when its names are
@@ -58,13 +71,6 @@ class NameManager:
             return name
         self._counts[hint] += 1
         return f"{hint}{self._counts[hint] - 1}"
-
-    def __enter__(self):
-        _stack("name").append(self)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        _stack("name").pop()
 
     @staticmethod
     def current() -> NameManager:
@@ -94,7 +100,7 @@ class Prefix(NameManager):
         return self._prefix + super().get(name, hint)
 
 
-class AttrScope:
+class AttrScope(_Scope):
     """Context manager that sets user attributes on all nodes created in its block; nested scopes are merged.
 
     Args:
@@ -119,13 +125,6 @@ class AttrScope:
     def get(self, attr: dict[str, str] | None) -> dict[str, str]:
         """Return the attributes of this scope, overridden by `attr`."""
         return {**self._attr, **(attr or {})}
-
-    def __enter__(self):
-        _stack("attr").append(self)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        _stack("attr").pop()
 
     @staticmethod
     def current() -> dict[str, str]:

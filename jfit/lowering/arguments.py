@@ -79,13 +79,10 @@ def arguments_of_function(fn: Callable[..., Any], weights: frozenset[str], input
         raise ValueError("apply takes (params, inputs...), but no input was found in its signature; pass inputs=('x',)")
     if inputs is not None:
         return call
-    optional = (*call.optional, "key") if _positional(fn, "key") else call.optional
+    key = inspect.signature(fn).parameters.get("key")
+    positional_key = key is not None and key.kind is key.POSITIONAL_OR_KEYWORD
+    optional = (*call.optional, "key") if positional_key else call.optional
     return call._replace(optional=optional, reserved=AMBIGUOUS & reserved & call.names - set(optional))
-
-
-def _positional(fn: Callable[..., Any], name: str) -> bool:
-    parameter = inspect.signature(fn).parameters.get(name)
-    return parameter is not None and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
 
 
 def arguments_of(

@@ -7,7 +7,7 @@ combine rows, so that every row affects the results of all others; incomplete ba
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -51,11 +51,11 @@ class Coupling(NamedTuple):
         return f"the rows of a batch affect each other: {self.reason}" if self.kind else ""
 
 
-def coupling_of(layouts: Mapping[str, Layout], row_axes: Sequence[int | None]) -> Coupling:
+def coupling_of(layouts: Sequence[tuple[str, Layout]], row_axes: Sequence[int | None]) -> Coupling:
     """Summarize the abstract values of the results of a model.
 
     Args:
-        layouts: name of the result -> its abstract value, see `jfit.lowering.dependence`.
+        layouts: (name, abstract value) of each result, see `jfit.lowering.dependence`.
         row_axes: for each result the axis on which the rows must be; None: any axis; -1: it may not depend on the batch.
 
     Returns:
@@ -63,11 +63,11 @@ def coupling_of(layouts: Mapping[str, Layout], row_axes: Sequence[int | None]) -
 
     Example:
         >>> from jfit.lowering.dependence import batch_rows
-        >>> coupling_of({"the output": batch_rows(4), "aux 'mean'": batch_rows(4)}, [0, -1]).reason
+        >>> coupling_of([("the output", batch_rows(4)), ("aux 'mean'", batch_rows(4))], [0, -1]).reason
         "aux 'mean' is computed from the rows of the batch"
     """
     worst = Coupling()
-    for (name, layout), axis in zip(layouts.items(), row_axes, strict=True):
+    for (name, layout), axis in zip(layouts, row_axes, strict=True):
         if isinstance(layout, Mixed):
             new = Coupling(layout.kind, layout.reason)
         elif isinstance(layout, RowLayout) and axis is not None and axis != layout.axis:
@@ -104,19 +104,23 @@ def rows_are_independent(run: Callable[..., tuple[Any, Any]], inputs: Inputs) ->
     size = next(iter(arrays.values())).shape[0]
     if size < 2 or any(x.shape[:1] != (size,) for x in arrays.values()):
         return False
-    before = counters.read(run(arrays))  # sync: once, before the first step
+
+    def results(batch: dict[str, np.ndarray]) -> list[list[np.ndarray]]:
+        # sync: before the first step
+        return [[np.asarray(x).astype(np.float64) for x in jax.tree.leaves(side)] for side in counters.read(run(batch))]
+
+    before = results(arrays)
     for row in sorted({size * k // TESTED_ROWS for k in range(TESTED_ROWS)} | {size - 1}):
         others = np.arange(size) != row
         for changed in _replacements(arrays, row):
-            after = counters.read(run(changed))  # sync: once, before the first step
-            if not _equal(before, after, lambda x, others=others: x[others]):
+            if not all(np.array_equal(x, y, equal_nan=True) for x, y in _pairs(before, results(changed), others)):
                 return False
     half = (size + 1) // 2
     try:
-        part = counters.read(run({k: v[:half] for k, v in arrays.items()}))  # sync: once, before the first step
+        part = results({k: v[:half] for k, v in arrays.items()})
     except Exception:  # the function is written for one number of rows
         return False
-    return _close(before, part, half)
+    return all(_close(x, y) for x, y in _pairs(before, part, slice(half)))
 
 
 def _replacements(arrays: dict[str, np.ndarray], row: int) -> list[dict[str, np.ndarray]]:
@@ -133,25 +137,15 @@ def _replacements(arrays: dict[str, np.ndarray], row: int) -> list[dict[str, np.
     return copies
 
 
-def _equal(before: Any, after: Any, select: Callable[[Any], Any]) -> bool:
-    rows, shared = ([_numbers(x) for x in jax.tree.leaves(side)] for side in before)
-    new_rows, new_shared = ([_numbers(x) for x in jax.tree.leaves(side)] for side in after)
-    same = [np.array_equal(select(x), select(y), equal_nan=True) for x, y in zip(rows, new_rows, strict=True)]
-    return all(same) and all(np.array_equal(x, y, equal_nan=True) for x, y in zip(shared, new_shared, strict=True))
+def _pairs(before: Any, after: Any, rows: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The results of two batches side by side: these rows of the results with rows, and the other results."""
+    with_rows = [(x[rows], y[rows]) for x, y in zip(before[0], after[0], strict=True)]
+    return [*with_rows, *zip(before[1], after[1], strict=True)]
 
 
-def _close(whole: Any, part: Any, count: int) -> bool:
-    pairs = [(x[:count], y) for x, y in zip(*(jax.tree.leaves(side[0]) for side in (whole, part)), strict=True)]
-    pairs += zip(*(jax.tree.leaves(side[1]) for side in (whole, part)), strict=True)
-    for x, y in ((_numbers(a), _numbers(b)) for a, b in pairs):
-        finite = np.abs(x)[np.isfinite(x)]
-        if x.shape != y.shape or not np.allclose(x, y, 1e-4, 1e-5 * float(finite.max(initial=0)), equal_nan=True):
-            return False
-    return True
-
-
-def _numbers(x: Any) -> np.ndarray:
-    return np.asarray(x).astype(np.float64)
+def _close(x: np.ndarray, y: np.ndarray) -> bool:
+    finite = np.abs(x)[np.isfinite(x)]
+    return x.shape == y.shape and np.allclose(x, y, 1e-4, 1e-5 * float(finite.max(initial=0)), equal_nan=True)
 
 
 def warn_per_device(plan: Plan, devices: int, stacklevel: int = 3, synced: bool = False, slices: int | None = None) -> None:

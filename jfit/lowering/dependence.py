@@ -185,16 +185,12 @@ def _first(operands: Sequence[Layout]) -> RowLayout:
     return next(x for x in operands if isinstance(x, RowLayout))
 
 
-def _length(layout: RowLayout) -> int:
-    return layout.before * layout.size * layout.after
-
-
 # ------------------------------------------------------------------------------------------- rules: one array
 def _elementwise(eqn: Any, operands: list[Layout]) -> list[Layout]:
     joined = _join(eqn, operands)
     if isinstance(joined, RowLayout):
         return [
-            joined if o.aval.shape[joined.axis : joined.axis + 1] == (_length(joined),) else _unknown(eqn) for o in eqn.outvars
+            joined if o.aval.shape[joined.axis : joined.axis + 1] == (joined.length,) else _unknown(eqn) for o in eqn.outvars
         ]
     return [joined] * len(eqn.outvars)
 
@@ -206,7 +202,7 @@ def _identity(eqn: Any, operands: list[Layout]) -> list[Layout]:
 def _broadcast(eqn: Any, operands: list[Layout]) -> list[Layout]:
     layout = _first(operands)
     axis = eqn.params["broadcast_dimensions"][layout.axis]
-    return [_moved(layout, axis) if eqn.outvars[0].aval.shape[axis] == _length(layout) else _unknown(eqn)]
+    return [_moved(layout, axis) if eqn.outvars[0].aval.shape[axis] == layout.length else _unknown(eqn)]
 
 
 def _reshape(eqn: Any, operands: list[Layout]) -> list[Layout]:

@@ -121,8 +121,8 @@ class FunctionRows:
         self._convolves |= _convolves(closed)
         of_outputs, of_aux = tuple(layouts[: len(outputs)]), layouts[len(outputs) :]
         self._check_gathered(of_outputs)
-        found = dict(zip(adapter.output_names(len(outputs)), of_outputs, strict=True))
-        found |= {f"the auxiliary state {n!r}": x for n, x in zip(sorted(new_aux), of_aux, strict=True)}
+        found = list(zip(adapter.output_names(len(outputs)), of_outputs, strict=True))
+        found += [(f"the auxiliary state {n!r}", x) for n, x in zip(sorted(new_aux), of_aux, strict=True)]
         # metrics take the weights of the rows along axis 0; the rows of a prediction may be on any axis
         axes = [0 if labelled and has_label else None for has_label in adapter.labelled_outputs(specs)]
         coupling = coupling_of(found, [*axes, *(-1 for _ in of_aux)])
@@ -158,12 +158,7 @@ class FunctionRows:
         results = row_layouts(closed, [*layouts, *known, *[None] * len(jax.tree.leaves(values))])
         pair = ["the loss", "the weight in the loss"]
         names = [*pair, *(f"the value {n!r}" for n in sorted(losses.logged) for _ in (0, 1)), *pair * len(losses.terms)]
-        coupling = Coupling()
-        for name, layout in zip(names, results, strict=True):
-            worse = coupling_of({name: layout}, [0])
-            coupling = worse if worse.kind == "dependent" or not coupling.kind else coupling
-            if coupling.kind == "dependent":
-                break
+        coupling = coupling_of(list(zip(names, results, strict=True)), [0] * len(names))
         return coupling._replace(promised=bool(coupling.kind and adapter.terms.promised))
 
     def _counts_rows(self, specs: Specs, train: bool) -> bool:

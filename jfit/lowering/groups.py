@@ -233,11 +233,9 @@ def make_grouped_apply(
     """
     numbers = devices_of(order, groups, 0)
     parts, variables = cut(order, numbers), [n for n in order if n.op is None]
-    operators = [n for n in order if n.op is not None]
     stages = []
     for part in parts:
-        inside = {id(n) for n in part}
-        others = [n for n in operators if id(n) not in inside]
+        others = [node for other in parts if other is not part for node in other]
         stages.append(_make_stage(part, heads, others, names, numbers[id(part[0])]))
     at_home = {_key(h): h.node.name for h in heads if h.node.op is None}  # outputs that are variables
     constants = _constants_of(order, heads)

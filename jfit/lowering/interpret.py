@@ -391,9 +391,7 @@ def _run(
     )
     if node.subgraphs:
         params = Attrs({**params, "graphs": tuple(_body_function(g, policy) for g in node.subgraphs)})
-    result = _call(node, op, ctx, params, arrays)
-    outputs, extra = result if op.aux or node.subgraphs else (result, ())  # extra: new auxiliary states, or RowLayouts
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    outputs, extra = _call(node, op, ctx, params, arrays)
     if policy and op.family == "create":
         outputs = tuple(policy.cast(o) for o in outputs)
     values = [Value(o, None, last and o.ndim == 4 and (i == 0 or op.layout == "any")) for i, o in enumerate(outputs)]
@@ -470,9 +468,9 @@ def _promoted(op: Op, arrays: list[Any], policy: Policy | None, scale: Array | N
     return arrays
 
 
-def _call(node: Node, op: Op, ctx: Ctx, params: Attrs, arrays: Sequence[Any]) -> Any:
+def _call(node: Node, op: Op, ctx: Ctx, params: Attrs, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Sequence[Any]]:
     try:
-        return op.fn(ctx, params, *arrays)
+        return op.run(ctx, params, arrays)
     except Exception as error:
         if isinstance(error, RowsLost | GraphError) or not isinstance(error, OPERATOR_ERRORS):
             error.add_note(f"node {node.name!r} ({op.name})")  # such as to JAX's errors about symbolic sizes

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.checks import name_hint
+from jfit.checks import name_hint, parameters_of
 from jfit.lowering.losses import Loss, as_loss, check_broadcast, check_rows, per_row
 from jfit.lowering.model import RowLosses, flatten_names, summed
 from jfit.lowering.structure import LABEL_WEIGHT
@@ -52,10 +52,7 @@ def form_of(loss: Callable[..., Any]) -> Form:
         >>> form_of(lambda outputs, batch, params: 0.0).second
         'batch'
     """
-    try:
-        parameters = inspect.signature(loss).parameters
-    except (TypeError, ValueError):  # some callables of C have no signature
-        return Form()
+    parameters = parameters_of(loss)
     named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p.name for p in parameters.values() if p.kind in named]
     alone = len(positional) == 1 and all(p.kind is not p.VAR_POSITIONAL for p in parameters.values())
@@ -67,10 +64,7 @@ def form_of(loss: Callable[..., Any]) -> Form:
 
 def weight_keywords(fn: Callable[..., Any]) -> frozenset[str]:
     """The keywords by which a function takes row weights: `weight` with default None, keyword-only `weight` or `mask`."""
-    try:
-        parameters = inspect.signature(fn).parameters
-    except (TypeError, ValueError):
-        return frozenset()
+    parameters = parameters_of(fn)
     required = {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
     return frozenset(
         {n for n, p in parameters.items() if n == "weight" and p.default is None} | (required & {"weight", "mask"})

@@ -524,7 +524,7 @@ def row_weights(weight: Array | None, rows: MaybeLayout, size: int) -> Array | N
     if weight is None or rows is None or rows is LOST:
         return None
     assert isinstance(rows, RowLayout)
-    if rows.axis != 0 or rows.before * rows.size * rows.after != size:
+    if rows.axis != 0 or rows.length != size:
         return None
     return jnp.tile(jnp.repeat(weight, rows.after), rows.before)
 

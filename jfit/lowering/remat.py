@@ -105,11 +105,8 @@ def cut(operators: Sequence[Node], heads: Sequence[Entry], remat: Remat) -> list
 
 def _live(operators: Sequence[Node], heads: Sequence[Entry]) -> list[list[Entry]]:
     """For each node, the outputs of it and of earlier nodes that later nodes read, or that are outputs of the graph."""
-    last = {(id(h.node), h.index): len(operators) for h in heads}
-    for at, node in enumerate(operators):
-        for entry in node.inputs:
-            last.setdefault((id(entry.node), entry.index), at)
-            last[id(entry.node), entry.index] = max(last[id(entry.node), entry.index], at)
+    last = {(id(e.node), e.index): at for at, node in enumerate(operators) for e in node.inputs}
+    last |= {(id(h.node), h.index): len(operators) for h in heads}
     live, now = [], list[Entry]()
     for at, node in enumerate(operators):
         outputs = [Entry(node, i) for i in range(len(node.op.output_names(node.params)))]  # type: ignore[union-attr]
@@ -145,10 +142,6 @@ def run_part(part: Part, values: dict[Any, Any], aux: dict[str, Any], run: Calla
         values[id(entry.node), entry.index] = value and value._replace(array=array)
 
 
-def _matches(name: str, patterns: Remat) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def with_remat(model: Any, remat: Remat) -> Any:
     """Return a `Model` whose backward pass computes values again; see `jfit.fit` for the meaning of `remat`."""
     if remat == "none":
@@ -158,7 +151,8 @@ def with_remat(model: Any, remat: Remat) -> Any:
         return model._replace(apply=functools.partial(apply, remat=remat))
 
     def is_saved(primitive: Any, *_: Any, **params: Any) -> bool:
-        return primitive.name == "name" and remat != "full" and not _matches(params["name"], remat)
+        named = primitive.name == "name" and remat != "full"
+        return named and not any(fnmatch.fnmatchcase(params["name"], pattern) for pattern in remat)
 
     def applied(params: Any, aux: Any, inputs: Any, **options: Any) -> Any:
         return jax.checkpoint(lambda p: apply(p, aux, inputs, **options), policy=is_saved)(params)

@@ -41,14 +41,14 @@ def corners(boxes: Array, form: str = "corner") -> Corners:
     return Corners(first - third / 2, second - fourth / 2, first + third / 2, second + fourth / 2)
 
 
-def survivors(suppresses: Callable[[Array], Array], alive: Array, limit: int) -> Array:
+def survivors(suppresses: Callable[[Callable[[Array], Array]], Array], alive: Array, limit: int) -> Array:
     """Select candidates greedily, best first: a selected candidate suppresses candidates of lower rank.
 
     Each iteration selects one candidate in every image; memory is linear in the number of candidates.
 
     Args:
-        suppresses: function from the rank of one candidate in each image, (images, 1) int32, to the candidates that it
-            suppresses, (images, candidates) bool.
+        suppresses: `suppresses(pick)` returns the candidates that one candidate of each image suppresses, (images, candidates)
+            bool; `pick` selects this candidate from an array, (images, candidates) -> (images, 1).
         alive: candidates to choose from, (images, candidates) bool, sorted by rank, best first.
         limit: maximum number of selected candidates in each image.
 
@@ -67,7 +67,8 @@ def survivors(suppresses: Callable[[Array], Array], alive: Array, limit: int) ->
 
     def visit(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         now, alive, steps = carry
-        removed = suppresses(jnp.minimum(now, count - 1)) & (ranks > now)
+        pick = functools.partial(jnp.take_along_axis, indices=jnp.minimum(now, count - 1), axis=1)
+        removed = suppresses(pick) & (ranks > now)
         alive = alive & ~removed
         return following(alive, now), alive, steps + 1
 
@@ -107,10 +108,10 @@ def matched(scores: Array, allowed: Array, above: float, limit: int) -> Array:
 
 def gathered(chosen: Array, values: Array, fill: int) -> Array:
     """Move the values where `chosen` is True to the front of each row, in order; fill the rest.  All shapes: (rows, count)."""
-    rows, count = chosen.shape
+    count = chosen.shape[1]
     places = jnp.where(chosen, jnp.cumsum(chosen, axis=1, dtype=jnp.int32) - 1, count)  # count: out of range, dropped
-    which = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32)[:, None], chosen.shape)
-    return jnp.full(values.shape, fill, values.dtype).at[which, places].set(values, mode="drop")
+    filled = jnp.full(values.shape, fill, values.dtype)
+    return jnp.put_along_axis(filled, places, values, axis=1, inplace=False, mode="drop")
 
 
 # ------------------------------------------------------------------------------------------ overlap and encoding
@@ -163,8 +164,7 @@ def box_encode(ctx, attrs, samples, matches, anchors, refs, means, stds):
     output is a mask: 1 where sample > 0.5, else 0.
     """
     dtype, wide = samples.dtype, accumulating(samples.dtype)
-    values = lax.stop_gradient((anchors.astype(wide), refs.astype(wide), means.astype(wide), stds.astype(wide)))
-    anchors, refs, means, stds = values
+    anchors, refs, means, stds = (lax.stop_gradient(x).astype(wide) for x in (anchors, refs, means, stds))
     chosen = jnp.clip(matches.astype(jnp.int32), 0, refs.shape[1] - 1)[:, :, None]  # (batch, anchors, 1)
     target = jnp.take_along_axis(refs, chosen, axis=1)
     (centre, size), (goal, goal_size) = _centred(anchors), _centred(target)
@@ -215,8 +215,7 @@ def _nms_order(attrs: Attrs, data: Array) -> Array:
     ids = ranked[:, :, attrs.id_index].astype(jnp.int32)
     by_class = attrs.id_index >= 0 and not attrs.force_suppress
 
-    def suppresses(at: Array) -> Array:
-        pick = functools.partial(jnp.take_along_axis, indices=at, axis=1)
+    def suppresses(pick: Callable[[Array], Array]) -> Array:
         shared = intersection(Corners(*map(pick, boxes)), boxes)
         hit = shared / (pick(sizes) + sizes - shared) > attrs.overlap_thresh
         return hit & (pick(ids) == ids) if by_class else hit

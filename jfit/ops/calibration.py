@@ -11,7 +11,7 @@ from jax import Array, lax
 from jfit.ops.attributes import DTYPES, Attrs, integer
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST
+from jfit.ops.rows import lost_rows
 
 _EPS = np.float32(1e-4)  # the least probability of a bin
 
@@ -81,7 +81,7 @@ def _smoothed(x: np.ndarray) -> Any:
     outputs=("threshold", "divergence"),
     attrs={"num_quantized_bins": integer(255)},
     types=lambda attrs, ins: ([DTYPES["float32"]] * 2, [DTYPES["float32"]] * 2),
-    rows=lambda attrs, rows, shapes, outs: [LOST if any(r is not None for r in rows) else None] * 2,
+    rows=lost_rows,
 )
 def calibrate_entropy(ctx: Ctx, attrs: Attrs, hist: Array, hist_edges: Array) -> tuple[Array, Array]:
     """T that minimizes KL(p || q), p the histogram clipped to [-T, T], q the same in num_quantized_bins levels; on the host."""

@@ -192,11 +192,8 @@ def _joined(data: MaybeShape, step: MaybeShape, length: int) -> MaybeShape:
 def foreach(ctx, attrs, *arrays):
     """yₜ, sₜ₊₁ = body(xₜ, sₜ, ...) for each slice xₜ along the first axis; the outputs are all y, stacked, and the last s."""
     count, order, body = len(attrs.in_data_locs), _foreach_order(attrs), attrs.graphs[0]
-    data, states, rest = (
-        arrays[:count],
-        arrays[count : count + len(attrs.in_state_locs)],
-        arrays[count + len(attrs.in_state_locs) :],
-    )
+    end = count + len(attrs.in_state_locs)  # of the states
+    data, states, rest = arrays[:count], arrays[count:end], arrays[end:]
     slices = [jax.ShapeDtypeStruct(_slice_shape(d.shape), d.dtype) for d in data]
     rows = [drop_axes(r, (0,)) for r in ctx.rows[:count]] + list(ctx.rows[count:])
     inner = [[*slices, *states, *rest][at] for at in order]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from jax import Array, lax
 
 from jfit.ops.attributes import REQUIRED, Attrs, flag, integer, maybe_choice, several, shape
 from jfit.ops.context import Ctx
-from jfit.ops.conv_forms import Window, conv, convolve, folds, runs_in_forms, varying_alike
+from jfit.ops.conv_forms import Window, at_taps, conv, convolve, folds, runs_in_forms, varying_alike
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, fill_unknown, per_axis, shared_batch_rows
 
@@ -322,11 +321,7 @@ def _patch_columns(attrs: Attrs, data: Array) -> Array:
     window = window_of(attrs)
     counts = window.output(data.shape[2:], attrs.kernel)
     padded = jnp.pad(data, ((0, 0), (0, 0), *window.pads))
-    taps = []
-    for tap in itertools.product(*map(range, attrs.kernel)):
-        places = zip(tap, window.stride, window.dilate, counts, strict=True)
-        cut = tuple(slice(t * d, t * d + (count - 1) * s + 1, s) for t, s, d, count in places)
-        taps.append(padded[(slice(None), slice(None), *cut)])
+    taps = at_taps(padded, 2, attrs.kernel, window.stride, window.dilate, counts)
     return jnp.stack(taps, axis=2).reshape(data.shape[0], -1, math.prod(counts))
 
 

@@ -23,7 +23,7 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -453,12 +453,26 @@ def _shifted(static: _Static, data: Array) -> list[Array]:
     """Return for each kernel entry the data that it is multiplied by, one value per output position."""
     (stride, pads, dilate), sizes, kernel = static
     data = lax.pad(data, jnp.zeros((), data.dtype), ((0, 0, 0), *((*p, 0) for p in pads), (0, 0, 0)))
-    outputs = static.window.output(sizes, kernel)
+    return at_taps(data, 1, kernel, stride, dilate, static.window.output(sizes, kernel))
+
+
+def at_taps(
+    data: Array,
+    first: int,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilate: tuple[int, ...],
+    counts: Sequence[int],
+) -> list[Array]:
+    """Return for each kernel entry, in C order, the entries of padded data that it meets, one per window.
+
+    `first` is the first spatial axis; `counts` are the numbers of windows along the spatial axes.
+    """
     parts = []
     for tap in itertools.product(*map(range, kernel)):
-        start = [t * d for t, d in zip(tap, dilate, strict=True)]
-        stop = [a + (o - 1) * s + 1 for a, o, s in zip(start, outputs, stride, strict=True)]
-        parts.append(lax.slice(data, (0, *start, 0), (data.shape[0], *stop, data.shape[-1]), (1, *stride, 1)))
+        places = zip(tap, stride, dilate, counts, strict=True)
+        cut = tuple(slice(t * d, t * d + (count - 1) * s + 1, s) for t, s, d, count in places)
+        parts.append(data[(slice(None),) * first + cut])
     return parts
 
 

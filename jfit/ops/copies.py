@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from jfit.ops.attributes import DTYPES, choice, flag, integer, number, several
+from jfit.ops.elementwise import rounded
 from jfit.ops.registry import operator
 from jfit.ops.rows import first_rows
 from jfit.ops.rules import dtype_of, first_types, numbered_outputs, same_shape
@@ -88,14 +89,10 @@ def _straight_jvp(function, primals, tangents):
     return _straight(function, primals[0]), tangents[0]
 
 
-def _rounded(data: Array) -> Array:
-    return jax.lax.round(data, jax.lax.RoundingMethod.AWAY_FROM_ZERO)
-
-
 @operator("_contrib_round_ste", aliases=("_sparse__contrib_round_ste",), fill=same_shape, layout="any")
 def round_ste(ctx, attrs, data):
     """y = the nearest integer, halves away from 0; the gradient is that of the identity (straight-through estimator)."""
-    return _straight(_rounded, data)
+    return _straight(rounded, data)
 
 
 @operator("_contrib_sign_ste", aliases=("_sparse__contrib_sign_ste",), fill=same_shape, layout="any")

@@ -49,6 +49,11 @@ def _tanh_slope(primals, tangents):
     return y, tangents[0] * ((1 - y) * (1 + y))
 
 
+def rounded(x: Array) -> Array:
+    """Return the nearest integer, halves away from 0."""
+    return lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO)
+
+
 def _rint(x: Array) -> Array:
     low, high = jnp.floor(x), jnp.ceil(x)
     return jnp.where(x - low <= high - x, low, high)
@@ -94,12 +99,7 @@ UNARY_TABLE: list[tuple[str, Callable[[Array], Array], str, bool]] = [
     ("gammaln", special.gammaln, "y = ln|Γ(x)|.", True),
     ("floor", jnp.floor, "y = ⌊x⌋; zero gradient.", True),
     ("ceil", jnp.ceil, "y = ⌈x⌉; zero gradient.", True),
-    (
-        "round",
-        lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
-        "y = the nearest integer, halves away from 0; zero gradient.",
-        True,
-    ),
+    ("round", rounded, "y = the nearest integer, halves away from 0; zero gradient.", True),
     ("rint", _rint, "y = the nearest integer, halves towards -∞; zero gradient.", True),
     ("fix", jnp.trunc, "y = the nearest integer towards 0; zero gradient.", True),
     ("trunc", jnp.trunc, "y = x without its fraction; zero gradient.", True),

@@ -71,20 +71,14 @@ def _pick_shapes(attrs, ins, outs):
 
 def _pick_rows(attrs, rows, shapes, outs):
     if attrs.axis is None:
-        return [LOST if any(r is not None for r in rows) else None]
-    axes, ndim = (normalize_axis(attrs.axis, len(shapes[0])),), len(shapes[0])
-    index = rows[1] if len(shapes[1]) < ndim and not attrs.keepdims else _index_rows(rows[1], axes[0], shapes, attrs)
-    return [common_rows([drop_axes(rows[0], axes, attrs.keepdims), index])]
-
-
-def _index_rows(index, axis, shapes, attrs):
-    """Return where the batch rows are in the index array (`RowLayout`), with axes numbered as in the output of `pick`."""
-    if not isinstance(index, RowLayout):
-        return index
-    full = len(shapes[1]) == len(shapes[0])
-    if full and not attrs.keepdims:
-        return index._replace(axis=index.axis - (index.axis > axis))
-    return index if full else index._replace(axis=index.axis + (index.axis >= axis))
+        return lost_rows(attrs, rows, shapes, outs)
+    data, index = rows
+    axis, has_axis = normalize_axis(attrs.axis, len(shapes[0])), len(shapes[1]) == len(shapes[0])
+    if has_axis and not attrs.keepdims:
+        index = drop_axes(index, (axis,))
+    elif attrs.keepdims and not has_axis:
+        index = insert_axis(index, axis)
+    return [common_rows([drop_axes(data, (axis,), attrs.keepdims), index])]
 
 
 @operator(
@@ -271,7 +265,7 @@ _copied.defvjp(lambda old, index, new: (_copied(old, index, new), index), _copie
 def _copied_rows(attrs, rows, shapes, outs):
     old, index, new = rows
     if index is not None or (isinstance(old, RowLayout) and old.axis == 0) or (isinstance(new, RowLayout) and new.axis == 0):
-        return [LOST if any(r is not None for r in rows) else None]
+        return lost_rows(attrs, rows, shapes, outs)
     return elementwise_rows(attrs, [old, new], [shapes[0], shapes[2]], outs)
 
 

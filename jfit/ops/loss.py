@@ -136,22 +136,22 @@ def _hard_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | None)
     if mask is not None:
         # `mask` broadcasts against data; reshape it to broadcast against the class ids, which lack the class axis
         mask = mask.reshape(-1) if prob.ndim != out.ndim else jnp.squeeze(mask, axis)
-    return grad * (scale / _denominator(attrs, ids, ~ignored, mask))
+    rows = ids.shape[0] if attrs.multi_output else ids.size
+    return grad * (scale / _denominator(attrs.normalization, rows, ~ignored, mask))
 
 
-def _denominator(attrs: Attrs, ids: Array, valid: Array, mask: Array | None) -> Any:
-    """Return the divisor of the gradient: 1, or the number of rows or of labels other than ignore_label (`normalization`).
+def _denominator(normalization: str, rows: int, valid: Array, mask: Array | None) -> Any:
+    """Return the divisor of the gradient: 1 ("null"), or the number of rows ("batch") or of valid entries ("valid").
 
-    `mask` is True for rows with weight > 0, or None if all rows have weight > 0; `valid` is True for labels that are not
-    ignored.
+    `rows` is the number of rows, `valid` is True for the entries that count.  `mask` is True for rows with weight > 0, or None
+    if all rows have weight > 0.
     """
-    if attrs.normalization == "null":
+    if normalization == "null":
         return 1.0
-    if attrs.normalization == "batch":
-        rows = ids.shape[0] if attrs.multi_output else ids.size
+    if normalization == "batch":
         if mask is None:
             return at_least_one(rows)
-        return jnp.maximum(jnp.sum(jnp.broadcast_to(mask, ids.shape)) * (rows / max(ids.size, 1)), 1)
+        return jnp.maximum(jnp.sum(jnp.broadcast_to(mask, valid.shape)) * (rows / max(valid.size, 1)), 1)
     return jnp.maximum(jnp.sum(valid if mask is None else valid & mask), 1)
 
 
@@ -269,15 +269,9 @@ _add_regression("MAE", _identity, _above, lambda a, b: jnp.abs(a - b), "y = x; i
 
 # ------------------------------------------------------------------------------------------ MakeLoss
 def _make_loss_gradient(attrs: Attrs, out: Array, label: None, weight: Array | None, cotangent: Array) -> Array:
-    scale: Any = attrs.get("grad_scale", 1.0)
-    rule = attrs.get("normalization", "null")
-    weighted = None if weight is None else jnp.broadcast_to(weight > 0, out.shape)
     rows = math.prod(out.shape[:-1])  # MXNet counts all axes but the last as rows, so a vector of losses is one row
-    if rule == "batch":
-        scale = scale / (max(rows, 1) if weighted is None else jnp.maximum(jnp.sum(weighted) * (rows / max(out.size, 1)), 1))
-    elif rule == "valid":
-        valid = out > attrs.valid_thresh
-        scale = scale / jnp.maximum(jnp.sum(valid if weighted is None else valid & weighted), 1)
+    valid, mask = out > attrs.get("valid_thresh", 0.0), None if weight is None else weight > 0
+    scale = attrs.get("grad_scale", 1.0) / _denominator(attrs.get("normalization", "null"), rows, valid, mask)
     return jnp.broadcast_to(jnp.asarray(scale, out.dtype), out.shape)
 
 
@@ -317,16 +311,12 @@ def block_grad(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     return lax.stop_gradient(data)
 
 
-def _smooth_l1(data: Array, sigma: float) -> Array:
-    square = sigma * sigma
-    inside = jnp.abs(data) < 1.0 / square
-    return jnp.where(inside, 0.5 * square * jnp.square(data), jnp.abs(data) - 0.5 / square)
-
-
 @operator("smooth_l1", attrs={"scalar": number(1.0)}, aliases=("_npx_smooth_l1",))
 def smooth_l1(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = σ²x²/2 where |x| < 1/σ², else |x| - 1/(2σ²); scalar = σ."""
-    return _smooth_l1(data, attrs.scalar)
+    square = attrs.scalar * attrs.scalar
+    inside = jnp.abs(data) < 1.0 / square
+    return jnp.where(inside, 0.5 * square * jnp.square(data), jnp.abs(data) - 0.5 / square)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -44,10 +44,7 @@ def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     step_y, step_x = (step if step > 0 else 1.0 / n for step, n in zip(attrs.steps, (height, width), strict=True))
     y = (jnp.arange(height, dtype=wide) + y_offset) * step_y
     x = (jnp.arange(width, dtype=wide) + x_offset) * step_x
-    full = (height, width, len(shapes))
-    x, y, half_x, half_y = (
-        jnp.broadcast_to(part, full) for part in (x[None, :, None], y[:, None, None], half_x[None, None], half_y[None, None])
-    )
+    x, y, half_x, half_y = jnp.broadcast_arrays(x[None, :, None], y[:, None, None], half_x[None, None], half_y[None, None])
     boxes = jnp.stack([x - half_x, y - half_y, x + half_x, y + half_y], axis=-1).reshape(1, -1, 4)
     return (jnp.clip(boxes, 0, 1) if attrs.clip else boxes).astype(data.dtype)
 
@@ -71,8 +68,7 @@ def _hard_negatives(attrs: Attrs, positive: Array, best: Array, logits: Array) -
     background = jnp.exp(logits[:, 0] - top[:, 0]) / jnp.sum(jnp.exp(logits - top), axis=1)
     eligible = ~positive & (best < attrs.negative_mining_thresh)
     order = jnp.argsort(jnp.where(eligible, background, jnp.inf), axis=1)  # stable: ties keep the order of the anchors
-    batch = jnp.broadcast_to(jnp.arange(order.shape[0], dtype=jnp.int32)[:, None], order.shape)
-    rank = jnp.zeros_like(order).at[batch, order].set(jnp.broadcast_to(jnp.arange(order.shape[1]), order.shape))
+    rank = jnp.put_along_axis(jnp.zeros_like(order), order, jnp.arange(order.shape[1])[None], axis=1, inplace=False)
     positives = jnp.sum(positive, axis=1, keepdims=True)
     quota = (positives.astype(jnp.float32) * attrs.negative_mining_ratio).astype(jnp.int32)
     return eligible & (rank < jnp.minimum(quota, positive.shape[1] - positives))
@@ -154,8 +150,7 @@ def _non_maximum_suppression(attrs: Attrs, ids: Array, boxes: Array, alive: Arra
     """
     sides = corners(boxes)
 
-    def suppresses(at: Array) -> Array:
-        pick = functools.partial(jnp.take_along_axis, indices=at, axis=1)
+    def suppresses(pick: Callable[[Array], Array]) -> Array:
         overlap = _overlaps(Corners(*map(pick, sides)), sides)
         hit = overlap >= attrs.nms_threshold
         return hit if attrs.force_suppress else hit & (pick(ids) == ids)

@@ -157,9 +157,7 @@ def leaky_relu(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array | None = None) 
     if kind == "prelu":
         assert gamma is not None
         slope = gamma.astype(data.dtype)
-        if slope.size == 1:
-            slope = slope.reshape((1,) * data.ndim)
-        elif slope.ndim == 1:
+        if slope.size == 1 or slope.ndim == 1:
             slope = along(slope, 1, data.ndim)
         else:
             slope = slope.reshape(slope.shape + (1,) * (data.ndim - slope.ndim))

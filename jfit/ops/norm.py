@@ -287,9 +287,8 @@ def l2_normalization(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x / √(Σ x² + ε), summed over all axes but the first (instance), axis 1 (channel) or axes 2, 3, ... (spatial)."""
     need_rank("L2Normalization", data.shape, 1 if attrs.mode == "instance" else 3, f"mode is {attrs.mode!r}")
     wide = data.astype(accumulating(data.dtype))
-    return (
-        wide * lax.rsqrt(jnp.sum(jnp.square(wide), axis=tuple(_summed_axes(attrs, data.ndim)), keepdims=True) + attrs.eps)
-    ).astype(data.dtype)
+    total = jnp.sum(jnp.square(wide), axis=tuple(_summed_axes(attrs, data.ndim)), keepdims=True)
+    return (wide * lax.rsqrt(total + attrs.eps)).astype(data.dtype)
 
 
 # ------------------------------------------------------------------------------------------ LRN

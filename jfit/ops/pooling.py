@@ -14,6 +14,7 @@ from jax import Array, lax
 
 from jfit.ops.attributes import Attrs, choice, flag, maybe_choice, maybe_flag, maybe_integer, shape
 from jfit.ops.context import Ctx
+from jfit.ops.conv_forms import at_taps
 from jfit.ops.registry import operator
 from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, per_axis
 
@@ -226,12 +227,7 @@ def _windows_v1(attrs: Attrs, data: Array) -> Array:
     padded = jnp.pad(data, ((0, 0), (0, 0), *((p, p) for p in pad)))
     beyond = -jnp.inf if attrs.pool_type == "max" else 0
     padded = jnp.pad(padded, ((0, 0), (0, 0), *((0, e) for e in ends)), constant_values=beyond)
-    taps = []
-    for y, x in itertools.product(range(kernel[0]), range(kernel[1])):
-        down = slice(y, y + (counts[0] - 1) * stride[0] + 1, stride[0])
-        right = slice(x, x + (counts[1] - 1) * stride[1] + 1, stride[1])
-        taps.append(padded[:, :, down, right])
-    return jnp.stack(taps, axis=-1)
+    return jnp.stack(at_taps(padded, 2, kernel, stride, (1, 1), counts), axis=-1)
 
 
 @operator(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,12 +46,9 @@ def base_anchors(stride: int, scales: tuple[float, ...], ratios: tuple[float, ..
 def _shifted(attrs: Attrs, height: int, width: int) -> Array:
     """Return the anchors at every position of the feature map, (height * width * anchors, 4)."""
     base = jnp.asarray(base_anchors(attrs.feature_stride, attrs.scales, attrs.ratios))
-    x = jnp.arange(width, dtype=jnp.float32) * attrs.feature_stride
-    y = jnp.arange(height, dtype=jnp.float32) * attrs.feature_stride
-    x, y = jnp.broadcast_to(x[None, :], (height, width)), jnp.broadcast_to(y[:, None], (height, width))
+    x, y = jnp.meshgrid(*(jnp.arange(n, dtype=jnp.float32) * attrs.feature_stride for n in (width, height)))  # (height, width)
     shift = jnp.stack([x, y, x, y], axis=-1).reshape(height * width, 1, 4)
-    full = (height * width, base.shape[0], 4)
-    return (jnp.broadcast_to(shift, full) + jnp.broadcast_to(base[None], full)).reshape(-1, 4)
+    return (shift + base[None]).reshape(-1, 4)
 
 
 def _moved(attrs: Attrs, anchors: Array, deltas: Array) -> Corners:
@@ -82,11 +79,8 @@ def _candidates(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array)
     score = listed(cls_prob[:, anchors:], 1)[:, :, 0]
     box = _moved(attrs, _shifted(attrs, height, width)[None], listed(bbox_pred, 4))
     last_y, last_x = im_info[:, 0:1] - 1, im_info[:, 1:2] - 1
-
-    def inside(side: Array, last: Array) -> Array:
-        return jnp.maximum(jnp.minimum(side, jnp.broadcast_to(last, side.shape)), 0)
-
-    box = Corners(*(inside(side, last) for side, last in zip(box, (last_x, last_y, last_x, last_y), strict=True)))
+    ends = zip(box, (last_x, last_y, last_x, last_y), strict=True)
+    box = Corners(*(jnp.maximum(jnp.minimum(side, last), 0) for side, last in ends))
     # positions of the feature map beyond real_y, real_x are padding of the image
     real_y, real_x = (jnp.floor(im_info[:, k : k + 1] / attrs.feature_stride) for k in (0, 1))
     position = np.arange(height * width * anchors)[None] // anchors
@@ -110,8 +104,7 @@ def _proposals(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) 
     sides = corners(boxes)
     sizes = (sides.right - sides.left + 1) * (sides.bottom - sides.top + 1)
 
-    def suppresses(at: Array) -> Array:
-        pick = functools.partial(jnp.take_along_axis, indices=at, axis=1)
+    def suppresses(pick: Callable[[Array], Array]) -> Array:
         one = Corners(*map(pick, sides))
         shared_x = jnp.minimum(one.right, sides.right) - jnp.maximum(one.left, sides.left) + 1
         shared_y = jnp.minimum(one.bottom, sides.bottom) - jnp.maximum(one.top, sides.top) + 1

@@ -338,8 +338,7 @@ def activation(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> 
 )
 def embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
     """q = weight[clip(x, 0, input_dim - 1)]; the range is that of the weight."""
-    ids = jnp.clip(data.astype(jnp.int32), 0, attrs.input_dim - 1)
-    return jnp.take(weight, ids, axis=0, mode="clip"), range_end(low), range_end(high)
+    return nn.embedding(ctx, attrs, data, weight), range_end(low), range_end(high)
 
 
 # ------------------------------------------------------------------------------------------ several arrays

@@ -154,6 +154,12 @@ class Op:
                 values[key] = attr.default
         return Attrs(values)
 
+    def run(self, ctx: Any, attrs: Attrs, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Sequence[Any]]:
+        """Call `fn`; returns (all outputs, the new auxiliary states; for control flow, the `RowLayout`s of the outputs)."""
+        result = self.fn(ctx, attrs, *arrays)
+        outputs, extra = result if self.aux or self.graphs else (result, ())
+        return outputs if isinstance(outputs, tuple) else (outputs,), extra
+
     def input_names(self, attrs: Attrs) -> tuple[str, ...]:
         """Return the names of the inputs, without the auxiliary states."""
         return self.inputs(attrs) if callable(self.inputs) else self.inputs

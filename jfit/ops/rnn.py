@@ -84,19 +84,15 @@ def unpack(attrs: Any, parameters: Array, inputs: int) -> list[Weights]:
     Returns:
         One `Weights` for each layer and direction; the direction varies fastest.
     """
-    at, matrices, result = 0, [], []
-    for shapes in layouts(attrs, inputs):
-        cut = []
-        for shape in shapes:
-            cut.append(parameters[at : at + math.prod(shape)].reshape(shape))
-            at += math.prod(shape)
-        matrices.append(cut)
-    for i2h, h2h, *h2r in matrices:
-        size = i2h.shape[0]
-        i2h_bias, h2h_bias = parameters[at : at + size], parameters[at + size : at + 2 * size]
-        at += 2 * size
-        result.append(Weights(i2h, h2h, h2r[0] if h2r else None, i2h_bias, h2h_bias))
-    return result
+    end = 0
+
+    def take(*shape: int) -> Array:  # the next entries, in this shape
+        nonlocal end
+        start, end = end, end + math.prod(shape)
+        return parameters[start:end].reshape(shape)
+
+    matrices = [[take(*shape) for shape in shapes] for shapes in layouts(attrs, inputs)]
+    return [Weights(i2h, h2h, h2r[0] if h2r else None, take(len(i2h)), take(len(i2h))) for i2h, h2h, *h2r in matrices]
 
 
 def _affine(x: Array, weight: Array) -> Array:

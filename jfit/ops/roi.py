@@ -46,10 +46,12 @@ def _check(rois: Array, columns: int = 5) -> None:
         raise ValueError(f"rois have shape {rois.shape}, expected (regions, {columns}); reshape them")
 
 
-def _image(rois: Array, data: Array) -> tuple[Array, Array]:
-    """Return (index of the image of each region, whether it is valid); negative indices are invalid."""
-    number = rois[:, 0].astype(jnp.int32)
-    return jnp.clip(number, 0, data.shape[0] - 1), number >= 0
+def _regions(rois: Array, data: Array) -> tuple[Array, Array, Array]:
+    """Return (regions without gradient, index of the image of each, whether it is valid); negative indices are invalid."""
+    _check(rois)
+    regions = lax.stop_gradient(rois).astype(accumulating(data.dtype))
+    number = regions[:, 0].astype(jnp.int32)
+    return regions, jnp.clip(number, 0, data.shape[0] - 1), number >= 0
 
 
 def _pooled(data: Array, image: Array, rows: Array, columns: Array, maps_of: Callable[[Array], Array]) -> Array:
@@ -111,12 +113,9 @@ def roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     A bin has sample_ratio² samples, or about one per pixel if sample_ratio is not positive. aligned shifts the regions by half
     a pixel. position_sensitive reads every bin from a separate channel.
     """
-    _check(rois)
+    regions, image, valid = _regions(rois, data)
     bins_y, bins_x = per_axis(attrs, "pooled_size", 2, positive=True)
-    wide = accumulating(data.dtype)
     _, height, width = data.shape[1:]
-    regions = lax.stop_gradient(rois).astype(wide)
-    image, valid = _image(regions, data)
     left, top, right, bottom = (regions[:, k] * attrs.spatial_scale - 0.5 * attrs.aligned for k in range(1, 5))
     least = 0.0 if attrs.aligned else 1.0
     rows = _bin_weights(top, jnp.maximum(bottom - top, least), bins_y, height, attrs.sample_ratio)
@@ -250,11 +249,9 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
 
     The image is the one that region r names, G is `group_size`, and g(p) = floor(p G / pooled_size).
     """
-    _check(rois)
+    regions, image, valid = _regions(rois, data)
     bins, group = attrs.pooled_size, attrs.group_size or attrs.pooled_size
     _, height, width = data.shape[1:]
-    regions = lax.stop_gradient(rois).astype(accumulating(data.dtype))
-    image, valid = _image(regions, data)
     left, top, across, down = _edges(regions, attrs.spatial_scale, 0.0)
     rows = jnp.where(valid[:, None, None], _covered(top, down, bins, height), 0)
     columns = _covered(left, across, bins, width)
@@ -277,7 +274,7 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
 def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, trans: Array | None = None) -> Array:
     """y = PSROIPooling with sample_per_part² bilinear samples per bin, each bin shifted by trans · trans_std · region size."""
     bins, group, dim = attrs.pooled_size, attrs.group_size, attrs.output_dim
-    _check(rois)
+    regions, image, valid = _regions(rois, data)
     batch, _, height, width = data.shape
     part = attrs.part_size or bins
     wide = accumulating(data.dtype)
@@ -285,8 +282,6 @@ def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, t
     need_shape("trans", offsets.shape, (rois.shape[0], offsets.shape[1], part, part))
     classes = offsets.shape[1] // 2
     offsets = offsets.astype(wide).reshape(rois.shape[0], classes, 2, part, part)
-    regions = lax.stop_gradient(rois).astype(wide)
-    image, valid = _image(regions, data)
     parts = np.arange(bins) * part // bins
     moves = offsets[:, :, :, parts[:, None], parts[None, :]] * attrs.trans_std  # (regions, classes, 2, bins, bins)
     # (batch, classes, groups, groups, height, width, channels of a class)

@@ -56,6 +56,11 @@ class RowLayout(NamedTuple):
     size: int
     after: int
 
+    @property
+    def length(self) -> int:
+        """Number of entries of the axis."""
+        return self.before * self.size * self.after
+
 
 class RowsLost(ValueError):
     """Raised if an operator needs the batch rows of an array in which they cannot be distinguished any more (layout LOST)."""
@@ -96,8 +101,7 @@ def elementwise_rows(attrs, rows, shapes, outs):
                 return [LOST] * len(outs)
             common = aligned
     if isinstance(common, RowLayout):
-        size = common.before * common.size * common.after
-        return [common if o[common.axis : common.axis + 1] == (size,) else LOST for o in outs]
+        return [common if o[common.axis : common.axis + 1] == (common.length,) else LOST for o in outs]
     return [common] * len(outs)
 
 
@@ -110,8 +114,7 @@ def first_rows(attrs, rows, shapes, outs):
     if any(r is not None for r in rows[1:]) and first is None:
         return [LOST] * len(outs)
     if isinstance(first, RowLayout):
-        size = first.before * first.size * first.after
-        return [first if len(o) > first.axis and o[first.axis] == size else LOST for o in outs]
+        return [first if o[first.axis : first.axis + 1] == (first.length,) else LOST for o in outs]
     return [first] * len(outs)
 
 

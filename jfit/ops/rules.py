@@ -71,8 +71,7 @@ def batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Seque
     if any(r is not None for r in rows[1:]):
         return [LOST] * len(outs)
     if isinstance(first, RowLayout):
-        size = first.before * first.size * first.after
-        return [first if first.axis == 0 and o[:1] == (size,) else LOST for o in outs]
+        return [first if first.axis == 0 and o[:1] == (first.length,) else LOST for o in outs]
     return [first] * len(outs)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -136,12 +136,9 @@ def get(spec: Any, **params: Any) -> Optimizer:
     if isinstance(spec, Optimizer):
         return spec
     name = type(spec).__name__
-    shape = _tiny_state(spec, name)
-    rate = None
-    if _find_hyper(shape) is not None:
-        injected = injected_rate(spec.init(_tiny()))
-        rate = None if injected is None else float(injected)
-    return _of_transformation(spec, base_lr=rate, name=name)
+    has_rate = _find_hyper(_tiny_state(spec, name)) is not None
+    rate = injected_rate(spec.init(_tiny())) if has_rate else None
+    return _of_transformation(spec, base_lr=None if rate is None else float(rate), name=name)
 
 
 def get_for(is_graph: bool, spec: Any, **params: Any) -> Optimizer:
@@ -390,13 +387,13 @@ def _tiny_state(transform: Any, name: str) -> Any:
         state = jax.eval_shape(transform.init, _tiny())
     except Exception:  # masks and labels may need the user's parameter tree: then the state is unknown
         return None
-    for part in _parts(state):
-        kind = type(part).__name__.lower()
-        if any(word in kind for word in ("linesearch", "backtracking", "zoom")):
-            problem = (
-                f"optimizer {name!r} has a line search ({type(part).__name__}), which needs the loss function in the update"
-            )
-            raise ValueError(f"{problem}; use another one, such as 'adam', or linesearch=None if it allows that.")
+
+    def searches(part: Any) -> bool:
+        return any(word in type(part).__name__.lower() for word in ("linesearch", "backtracking", "zoom"))
+
+    for part in filter(searches, jax.tree.leaves(state, is_leaf=searches)):
+        problem = f"optimizer {name!r} has a line search ({type(part).__name__}), which needs the loss function in the update"
+        raise ValueError(f"{problem}; use another one, such as 'adam', or linesearch=None if it allows that.")
     return state
 
 
@@ -407,16 +404,6 @@ def _find_hyper(state: Any) -> Mapping[str, Any] | None:
 
     parts = [part.hyperparams for part in jax.tree.leaves(state, is_leaf=has_rate) if has_rate(part)]
     return parts[0] if len(parts) == 1 else None  # with several, no rate is that of all parameters
-
-
-def _parts(state: Any) -> Iterator[Any]:
-    yield state
-    if isinstance(state, Mapping):
-        for part in state.values():
-            yield from _parts(part)
-    elif isinstance(state, tuple | list):
-        for part in state:
-            yield from _parts(part)
 
 
 # ------------------------------------------------------------------------------------------------ parameters that are a pytree

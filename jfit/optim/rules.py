@@ -324,10 +324,8 @@ def adamw(
     numbers = (decay_rates if bias_correction else _kernel_rates)(beta1, beta2, epsilon=epsilon)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
-        mean, var = m, v = moments(clip(g), slots, numbers)
-        if bias_correction:
-            m, v = m / one_minus_power(numbers.log1, ctx.t), v / one_minus_power(numbers.log2, ctx.t)
-        return -ctx.lr * decayed(m / (jnp.sqrt(v) + numbers.epsilon), ctx.wd, w), (mean, var)
+        u, averages = lamb_direction(clip(g), w, slots, numbers, ctx.t if bias_correction else None, ctx.wd)
+        return -ctx.lr * u, averages
 
     return transformation(rule, ("mean", "var"), learning_rate, Common(wd=wd, **common), counted=True)
 
@@ -840,7 +838,10 @@ def lamb(
 
 
 def lamb_direction(g: Array, w: Array, slots: Slots, numbers: Constants, t: Any, wd: Any) -> tuple[Array, tuple[Array, Array]]:
-    """Return LAMB's step before it is scaled, and the new moving averages; `t`: number of the update, None: not corrected."""
+    """Return LAMB's step before it is scaled, and the new moving averages; `t`: number of the update, None: not corrected.
+
+    AdamW takes this step as it is.
+    """
     mean, var = m, v = moments(g, slots, numbers)
     if t is not None:
         m, v = m / one_minus_power(numbers.log1, t), v / one_minus_power(numbers.log2, t)

@@ -36,7 +36,7 @@ from typing import Any, TypeVar, cast
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.checks import at_least_0, name_hint, one_of
+from jfit.checks import at_least_0, name_hint, one_of, parameters_of
 from jfit.programs import keyed
 
 Rate = float | Array
@@ -520,7 +520,8 @@ def as_optax(schedule: Any, **params: Any) -> Callable[[Any], Array]:
 
 def _of_function(rate: Callable[..., Any], unit: str = "step") -> Schedule:
     name = getattr(rate, "__name__", type(rate).__name__)
-    takes_base = _positional(rate) >= 2
+    positional = [p for p in parameters_of(rate).values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_base = len(positional) >= 2
 
     def called_with(argument: Callable[[Any], Any]) -> Schedule:
         if takes_base:
@@ -546,14 +547,6 @@ def _named(name: str, params: dict[str, Any]) -> Schedule:
     except TypeError as error:
         names = ", ".join(inspect.signature(make).parameters)
         raise ValueError(f"schedule {name!r} could not be created ({error}); its parameters are {names}.") from None
-
-
-def _positional(fn: Callable[..., Any]) -> int:
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
-        return 1
-    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 UNITS = ("step", "epoch", "fraction")

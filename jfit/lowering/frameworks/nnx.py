@@ -43,8 +43,9 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         copy = nnx.merge(graphdef, params, streams, aux, copy=True)  # the variables of a split belong to the user's module
         (copy.train if train else copy.eval)()
         for path, layer in nnx.iter_modules(copy) if fixed else ():
-            for name in fixed.get(path, ()):
-                setattr(layer, name, True)
+            for name in MODE_ATTRIBUTES:
+                if (path, name) in fixed:
+                    setattr(layer, name, True)
         return copy
 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
@@ -56,7 +57,8 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
             for norm in norms:
                 norm.axis_name = axis_name
         if train and key is not None:
-            nnx.reseed(copy, policy="match_shape", **{tag: _stream_key(key, tag) for tag in tags})
+            keys: dict[str, Any] = {tag: jax.random.fold_in(key, zlib.crc32(tag.encode())) for tag in tags}
+            nnx.reseed(copy, policy="match_shape", **keys)
         if takes_rngs and (train or "rngs" in call.required):
             options["rngs"] = nnx.Rngs(jax.random.key(0) if key is None else key)
         args, named = call.bind(inputs)
@@ -75,20 +77,11 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     )
 
 
-def _fixed_modes(nnx: Any, module: Any) -> dict[Any, list[str]]:
-    """Layers in evaluation mode of a module with other layers in training mode: path -> attributes to keep True.
+def _fixed_modes(nnx: Any, module: Any) -> set[tuple[Any, str]]:
+    """(path, attribute to keep True) of layers in evaluation mode, of a module with other layers in training mode.
 
     If all layers are in evaluation mode, as in the module that `run.model` returns, the whole module is to be trained.
     """
-    layers = [(path, layer, name) for path, layer in nnx.iter_modules(module) for name in MODE_ATTRIBUTES]
-    modes = [(path, name, getattr(layer, name, None)) for path, layer, name in layers]
-    fixed: dict[Any, list[str]] = {}
-    if any(mode is False for _, _, mode in modes):
-        for path, name, mode in modes:
-            if mode is True:
-                fixed.setdefault(path, []).append(name)
-    return fixed
-
-
-def _stream_key(key: Any, tag: str) -> Any:
-    return jax.random.fold_in(key, zlib.crc32(tag.encode()))
+    modes = {(path, name): getattr(layer, name, None) for path, layer in nnx.iter_modules(module) for name in MODE_ATTRIBUTES}
+    trains = any(mode is False for mode in modes.values())
+    return {place for place, mode in modes.items() if trains and mode is True}
