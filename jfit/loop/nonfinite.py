@@ -18,6 +18,7 @@ import numpy as np
 from jfit.checkpoints.finite import is_finite
 from jfit.data import ArrayData
 from jfit.loop.replaying import Replayer, Start
+from jfit.parallel import place
 from jfit.step.state import TrainState
 
 MAX_ROLLBACKS = 3  # to the same state; then training stops
@@ -102,7 +103,7 @@ class NanPolicy:
             state = state._replace(step=np.asarray(loop.step, np.int32), metrics=metrics._replace(first_bad_step=first))
         else:
             loop.epoch, loop.batch, loop.step = (kept.position[name] for name in ("epoch", "batch", "step"))
-        loop.state, self.restored_at = loop.run._placed(state), loop.step
+        loop.state, self.restored_at = place(state, loop.devices), loop.step
         done = f"the state is that of step {kept.position['step']} again"
         if again:
             return f"{done}, and training continues with the next batch"
