@@ -269,7 +269,8 @@ class ResidentDispatcher:
         self.checks = None  # arrays are checked before training, and the devices have a copy
         self.stream: Prefetch | None = None  # nothing is read while training
         self._programs: dict[Any, Any] = {}
-        self._counts: dict[int, Array] = {}
+        # arrays on the devices, which are kept so that a dispatch copies nothing to the devices
+        self._count = functools.cache(lambda steps: place(np.int32(steps), spec.devices))
 
     def dispatches(
         self,
@@ -326,12 +327,6 @@ class ResidentDispatcher:
 
         program = self._program("train", Made(train_steps, "steps", spec, layout), takes_count=True)
         return program, (epoch_data, self._count(steps))
-
-    def _count(self, steps: int) -> Array:
-        """Return `steps` as an int32 array on the devices, from a cache, so that a dispatch copies nothing to the devices."""
-        if steps not in self._counts:
-            self._counts[steps] = place(np.int32(steps), self.spec.devices)
-        return self._counts[steps]
 
     def _tail_program(self, epoch_data: Mapping[str, Any]) -> tuple[Program, tuple[Any, ...]]:
         spec, layout = self.spec, self.batches.layout
