@@ -8,6 +8,7 @@ of a batch cannot be padded: their incomplete batches keep their size.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -107,25 +108,16 @@ def settings_of(
     eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
     positive_integer(batch_size=batch_size, eval_batch_size=eval_batch_size, most=MOST_ROWS)
     devices = job_devices(devices) if model is None or not is_auto(devices) else across(model_devices(model, batch_size))
-    return Settings(
-        devices,
-        batch_size,
-        eval_batch_size,
-        get_metrics(eval_metric),
-        _policy(policy),
-        columns=None if label is None else Columns.of(label),
-    )
+    return Settings(devices, batch_size, eval_batch_size, get_metrics(eval_metric), _policy(policy), columns=Columns.of(label))
 
 
 def _policy(policy: Any) -> Policy | None:
     resolved = Policy(policy) if isinstance(policy, str) else policy
     if resolved is None:
         return None
-    try:
+    with contextlib.suppress(TypeError):  # not the name of a dtype
         if isinstance(resolved, Policy) and jnp.issubdtype(jnp.dtype(resolved.compute), jnp.floating):
             return resolved
-    except TypeError:
-        pass  # not the name of a dtype
     raise ValueError(f'policy is {policy!r}; expected a floating-point dtype such as "bfloat16", or a jfit.Policy')
 
 
