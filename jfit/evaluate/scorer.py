@@ -47,7 +47,7 @@ from jfit.metrics.core import on_devices, on_host
 from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import check_entry, check_unsharded, compile_spmd, place
 from jfit.parallel.devices import check_same_devices, concat_slices, merge_row_axis, own_slices_of
-from jfit.parallel.mesh import MeshDevices, on_mesh
+from jfit.parallel.mesh import on_mesh
 from jfit.parallel.spmd import GATHERED
 from jfit.parallel.whole import evaluated_state
 from jfit.step import eval_step, predict_step, unrolls
@@ -99,7 +99,7 @@ class Scorer:
         return self._make_step()
 
     def _make_step(self, **options: Any) -> Any:
-        model = on_mesh(self.model, self.devices) if isinstance(self.devices, MeshDevices) else self.model
+        model = on_mesh(self.model, self.devices)
         return eval_step(model, metrics=self.metrics, policy=self.policy, regularizers=self.regularizers, **options)
 
     def __call__(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> dict[str, Any]:
@@ -271,7 +271,7 @@ class Predictor:
 
     def __init__(self, model: Model, devices: Any, batch_size: int, policy: Policy | None = None) -> None:
         self.model, self.devices, self.batch_size = model, devices, batch_size
-        step = predict_step(on_mesh(model, devices) if isinstance(devices, MeshDevices) else model, policy=policy)
+        step = predict_step(on_mesh(model, devices), policy=policy)
         self._own = own_slices_of(devices)
         # every process of a job gets the outputs of all rows of arrays, and of a stream those of its own rows
         self._program = compile_spmd(step, devices, PREDICT_AXES, GATHERED, name="predict")
