@@ -135,18 +135,14 @@ def _explained(loop: Any, kept: Start | None, step: int) -> str:
         state, item = loop.run.snapshot()._replace(step=np.asarray(step, np.int32)), replayer.batch(loop.epoch, number)
     else:
         state, _, item, _ = replayer.through(kept, step)
-    if not is_finite(state.params):
-        return f": the parameters {_names(state.params)} were not before it"
+    if before := [name for name, x in state.params.items() if not is_finite(x)]:
+        return f": the parameters {_listed(before)} were not before it"
     _, parameters, bad = replayer.explain(state, item)
     if bad is None:
         return ""
     gradients = [p.name for p in parameters if p.gradient_nonfinite]
     of_gradients = f"the gradients of {_listed(gradients)} are not; " if bad.what == "backward" else ""
     return f": {of_gradients}{bad}"
-
-
-def _names(arrays: Any) -> str:
-    return _listed([name for name, x in arrays.items() if not is_finite(x)])
 
 
 def _listed(names: Sequence[str]) -> str:
