@@ -107,8 +107,7 @@ class Recent:
             return self._items.get(key)
 
     def __setitem__(self, key: Hashable, value: Any) -> None:
-        with self._lock:
-            self._items.pop(key, None)
+        self.pop(key)
         self.setdefault(key, value)
 
     def setdefault(self, key: Hashable, value: Any) -> Any:

@@ -344,10 +344,6 @@ class Run:
     def _averages(self) -> bool:
         return isinstance(self.state.opt_state, EmaState)
 
-    def _placed(self, state: TrainState) -> TrainState:
-        """Copy a state from `snapshot()` or a checkpoint to the devices, split over them as the current state is."""
-        return place(state, self.settings.devices)
-
     def _require_loop(self, method: str) -> Loop:
         if self._loop is None:
             raise ValueError(
@@ -426,7 +422,7 @@ class Run:
             runs = "a run with ema=, but this one has none" if meta["ema"] else "a run without ema=, but this one has it"
             raise ValueError(f"the checkpoint in {directory} is of {runs}; resume with the same ema= argument")
         state, difference = checkpoints.resumed(saved, specs_of_all(loop.state, self.settings.devices))
-        loop.state = self._placed(state)
+        loop.state = place(state, self.settings.devices)
         self._resume_extra(saved)
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
         loop.history = self.history = History.from_json(meta["history"])
@@ -524,7 +520,7 @@ class Run:
         if self._best is not None and not loop.interrupted:
             # The best state gets the current step number, on which batch positions, schedules and checkpoint names depend.
             best = self._best._replace(step=np.asarray(loop.step, np.int32))
-            loop.state = self._placed(best)
+            loop.state = place(best, self.settings.devices)
         if not loop.interrupted:
             _last_run = weakref.ref(self)
         return self

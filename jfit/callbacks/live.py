@@ -17,9 +17,8 @@ MIN_SECONDS = 0.1  # between two updates: browsers cannot show more, and each is
 def in_notebook() -> bool:
     """Return whether the code runs in a notebook: Jupyter, Colab, VS Code."""
     # Look in sys.modules instead of importing: IPython is slow to import, and a notebook has imported it already.
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
-    return any(cls.__name__ == "ZMQInteractiveShell" for cls in type(shell).__mro__)
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    return any(cls.__name__ == "ZMQInteractiveShell" for cls in type(get_shell()).__mro__)
 
 
 class LiveTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -109,12 +110,9 @@ def _same_checkpoint(saved: Saved | None, folder: str, record: dict[str, Any]) -
         record: its `Saved.record`.
     """
     if saved is None:
-        try:
-            saved = read(Path(folder))
-        except (OSError, FormatError):
-            saved = None  # the folder is on the disk of rank 0 only
-        if saved is not None and saved.record != record:
-            saved = None  # another checkpoint of the same name on the disk of this host
+        with contextlib.suppress(OSError, FormatError):  # the folder may be on the disk of rank 0 only
+            found = read(Path(folder))
+            saved = found if found.record == record else None  # another checkpoint of the same name on the disk of this host
     if not any(exchange(saved is None, "which processes have the checkpoint")):
         return saved  # type: ignore[return-value]  (all have it)
     if ARRAYS in record:

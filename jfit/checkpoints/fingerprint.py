@@ -330,14 +330,9 @@ def _parts(x: Any) -> list[Any]:
         return [part for item in x.items() for part in item]
     if isinstance(x, Set):
         return sorted(digest(item) for item in x)
-    return _fields(x)
-
-
-def _fields(x: Any) -> list[Any]:
-    own = getattr(type(x), "program_key", None)
     if isinstance(x, (Constants, ByIdentity)):
         return [x.values if isinstance(x, Constants) else x.value]
-    if own is not None:
+    if hasattr(type(x), "program_key"):
         return [x.program_key]  # without the base learning rate
     if isinstance(x, (list, tuple)):
         return list(x)

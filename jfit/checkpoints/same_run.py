@@ -64,4 +64,4 @@ def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[list[str], l
 
 def _who(rank: int) -> str:
     current = job.current()
-    return f"rank {rank}" + ("" if current is None else f" (process {current.peers[rank].pid} on {current.peers[rank].host})")
+    return f"rank {rank}" if current is None else str(current.peers[rank])

@@ -94,7 +94,7 @@ def as_data(
             raise ValueError(f"{problem} and would ignore it; make the {kind} with this option.")
         return data
     names = Names.of(input_names, label_names, require_labels, axes)._replace(structure=structure)
-    columns = None if label is None else Columns.of(label)
+    columns = Columns.of(label)
     in_memory = isinstance(data, (tuple, np.ndarray))
     by_rows = True if not in_memory and has_rows_by_type(data) else None
     data = data.source if isinstance(data, Rows) else data

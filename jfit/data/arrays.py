@@ -320,15 +320,12 @@ class ArrayData:
 
         def read(positions: slice | np.ndarray) -> Batch:
             loaded = {n: b.rows(positions) for n, b in buffers.items()} if isinstance(positions, slice) else {}
-            return self._take(order[positions], loaded)
+            return self.take(order[positions], loaded)
 
         return read
 
-    def take(self, pick: slice | np.ndarray) -> Batch:
-        """Batch of the rows selected by a slice or an array of row indices."""
-        return self._take(pick, {})
-
-    def _take(self, pick: slice | np.ndarray, loaded: Mapping[str, np.ndarray]) -> Batch:
+    def take(self, pick: slice | np.ndarray, loaded: Mapping[str, np.ndarray] = {}) -> Batch:
+        """Batch of the rows selected by a slice or an array of row indices; `loaded` has those that are read already."""
         weight = None if self.weight is None else self.weight[pick]
         inputs = {}
         for name, array in self.arrays.items():

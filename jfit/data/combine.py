@@ -97,7 +97,6 @@ class PrefetchingIter(WholeBatches):
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: list[Future[Any]] = []  # the next batch of each iterator
         self._positions: list[Any] = []  # states of the iterators before the batches in `_ahead` were read
-        self._failed = False
         self._read_ahead()
 
     @property
@@ -115,13 +114,13 @@ class PrefetchingIter(WholeBatches):
         self._positions = [it.state_dict() for it in self.iters] if resumable else []
         self._pool = self._pool or ThreadPoolExecutor(len(self.iters), thread_name_prefix="jfit-prefetch")
         self._ahead = [self._pool.submit(next, it, None) for it in self.iters]
+        self._failed = False
 
     def reset(self) -> None:
         """Start the next epoch; drop batches read ahead, and a pending error of an iterator."""
         wait(self._ahead)
         for it in self.iters:
             it.reset()
-        self._failed = False
         self._read_ahead()
 
     def iter_next(self) -> bool:
@@ -163,7 +162,6 @@ class PrefetchingIter(WholeBatches):
         wait(self._ahead)
         for it, position in zip(self.iters, state["iters"], strict=True):
             it.load_state_dict(position)
-        self._failed = False
         self._read_ahead()
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any, Self
 
 from jfit import activity, interrupts
@@ -253,7 +252,7 @@ class Prefetch(Iterator[Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -259,18 +259,17 @@ class StreamData:
             `jfit.data.positions.encode`.  None if there is no such method or the state cannot be encoded (a resumed run then
             skips batches by counting), or if the source has `seek_batch`.
         """
-        begun = -1 if self._epoch_start is None else self._epoch_start[0]
+        begun, at_begin = self._epoch_start or (None, None)
+        begins_here = self._continues and self._sequence is not None and self._next == epoch * (self.steps_per_epoch or 0)
         if self._pending is not None and self._pending[0] == epoch:
             position = self._pending[1]
-        elif self._epoch_start is not None and begun == epoch:
-            position = self._epoch_start[1]
-        elif self._epoch_start is not None and self._cuts and begun == epoch - 1:
+        elif begun == epoch:
+            position = at_begin
+        elif self._cuts and begun == epoch - 1:
             # The state now is in the middle of a pass, but the next epoch is a new pass: a resumed run repeats this one.
-            position = {_BEFORE: self._epoch_start[1], "batches": self.steps_per_epoch}
-        elif self._continues and self._sequence is not None and self._next == epoch * (self.steps_per_epoch or 0):
-            position = self._position()
+            position = {_BEFORE: at_begin, "batches": self.steps_per_epoch}
         else:
-            position = self._position() if self._has_state else None
+            position = self._position() if begins_here or self._has_state else None
         try:
             return encode(position)
         except TypeError:  # not encodable as JSON: a resumed run skips batches by counting

@@ -371,10 +371,8 @@ def start_of(pid: int) -> int:
 
 def is_interactive() -> bool:
     """Whether this is an interactive session, such as a notebook, which is not ended with the job."""
-    if hasattr(sys, "ps1"):
-        return True
-    get = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return get is not None and get() is not None
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    return hasattr(sys, "ps1") or get_shell() is not None
 
 
 def say(text: str) -> None:

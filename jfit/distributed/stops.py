@@ -152,18 +152,14 @@ class AgreedFlag(StopFlag):
         """Pass a stopping point, and raise `Stopped` if all processes stop there."""
         before = self._reason
         reason = self.agree(None)
-        if self.set or reason != before:
-            self._raise()
+        if (self.set or reason != before) and self.may_raise:
+            self._raised = True
+            raise Stopped(interrupts.text_of(self.signal))
 
     def check(self) -> None:
         """Raise `Stopped`, to end a wait for a batch, if all processes of the job have agreed to stop before the next step."""
         if activity.record.now.kind == activity.DATA and self._stops.is_next and not self.set:
             self.check_step()
-
-    def _raise(self) -> None:
-        if self.may_raise:
-            self._raised = True
-            raise Stopped(interrupts.text_of(self.signal))
 
     def _set(self, number: signal.Signals) -> None:
         self.set, self.signal = True, number

@@ -82,9 +82,8 @@ def metric_inputs(model: Model, values: Sequence[Array], batch: Any, axis_name: 
         name = model.outputs[at].label
         if name is not None and name in inputs:
             label, axis = jnp.asarray(inputs[name]), axes.get(name, 0)
-            labels.append(_row_array(label, None))
-            if axis is not None and label.ndim > axis:
-                labels[-1] = _row_array(label, RowLayout(axis, 1, label.shape[axis], 1))
+            layout = RowLayout(axis, 1, label.shape[axis], 1) if axis is not None and label.ndim > axis else None
+            labels.append(RowArray(label, layout))
     return MetricInputs(tuple(labels), tuple(outputs), weight)
 
 

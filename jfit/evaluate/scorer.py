@@ -33,21 +33,21 @@ from jfit.feed.batches import (
     first_batch,
     fits_on_device,
     labels_of,
-    resolve_metrics,
     settings_of,
 )
 from jfit.feed.data_checks import DataChecks
-from jfit.feed.host_batches import HostBatches, plan_key
+from jfit.feed.host_batches import HostBatches, kept_plan
 from jfit.graph import GraphError
 from jfit.graph.infer import infer_shape
 from jfit.lowering.build import as_model, split_trained
 from jfit.lowering.model import Model, Plan, Policy, flatten_names, plan_of
 from jfit.lowering.row_axes import NO_ROWS
+from jfit.metrics import get as get_metrics
 from jfit.metrics.core import on_devices, on_host
 from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import check_entry, check_unsharded, compile_spmd, place
 from jfit.parallel.devices import check_same_devices, concat_slices, merge_row_axis, own_slices_of
-from jfit.parallel.mesh import MeshDevices, on_mesh
+from jfit.parallel.mesh import on_mesh
 from jfit.parallel.spmd import GATHERED
 from jfit.parallel.whole import evaluated_state
 from jfit.step import eval_step, predict_step, unrolls
@@ -99,7 +99,7 @@ class Scorer:
         return self._make_step()
 
     def _make_step(self, **options: Any) -> Any:
-        model = on_mesh(self.model, self.devices) if isinstance(self.devices, MeshDevices) else self.model
+        model = on_mesh(self.model, self.devices)
         return eval_step(model, metrics=self.metrics, policy=self.policy, regularizers=self.regularizers, **options)
 
     def __call__(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> dict[str, Any]:
@@ -115,17 +115,15 @@ class Scorer:
         """
         if not self._is_ready:
             self._choose_metrics(data)
-        state = evaluated_state(state, self.devices)
-        aux = evaluated_aux(self.model, state)
+        params, aux, totals = self.arguments(state)
         host = HostMetrics(self.host, len(self.devices)) if self.host else None
-        totals = place(zero_totals(self.metrics, self.model.logged, self.model.num_losses), self.devices)
-        options: dict[str, Any] = {"values": (state.params, state.aux), "weights": True, "sizes": self._sizes}
+        options: dict[str, Any] = {"values": (params, state.aux), "weights": True, "sizes": self._sizes}
         options["own"] = own_slices_of(self.devices)
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, **options)
         with batches.read(epoch, in_order=True) as stream:
             for number, (batch, _) in enumerate(stream):
                 interrupts.check_step()
-                result = self._program(state.params, aux, totals, batch, np.int32(number))
+                result = self._program(params, aux, totals, batch, np.int32(number))
                 totals = result if host is None else host.push(result)
                 if host is not None and number % IN_FLIGHT == IN_FLIGHT - 1:
                     host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: all batches but the last 8, still in flight
@@ -139,6 +137,12 @@ class Scorer:
             return values(self.metrics, totals)
         host.update(rest)
         return joined(values(self.metrics, totals), host.values())
+
+    def arguments(self, state: TrainState) -> tuple[Any, Any, Totals]:
+        """Return parameters, auxiliary states and running sums over no batches, the first arguments of `step`."""
+        state = evaluated_state(state, self.devices)
+        zeros = zero_totals(self.metrics, self.model.logged, self.model.num_losses)
+        return state.params, evaluated_aux(self.model, state), place(zeros, self.devices)
 
     def _choose_metrics(self, data: ArrayData | StreamData) -> None:
         # avoid reading ahead in a stream if no metric needs the shapes
@@ -187,8 +191,7 @@ class ResidentScorer:
 
     def __call__(self, state: TrainState, epoch: int = 0) -> dict[str, float]:
         """Return loss and metrics over all rows, a dict by metric name; `epoch` is ignored."""
-        params, aux = self._values(state)
-        totals = self._zeros()
+        params, aux, totals = self.scorer.arguments(state)
         step = 1 if self._one_per_call else BATCHES_PER_CALL
         for number, first in enumerate(range(0, self.num_batches, step)):
             count = np.int32(min(step, self.num_batches - first))
@@ -201,15 +204,7 @@ class ResidentScorer:
     def prepare(self, state: TrainState, submit: Any) -> None:
         """Trace the program for a state, and compile it on another thread, see `jfit.programs.Program.prepare`."""
         number = np.int32(0)
-        self._program.prepare(*self._values(state), self._zeros(), self._epoch_data, number, number, submit=submit)
-
-    def _values(self, state: TrainState) -> tuple[Any, Any]:
-        state = evaluated_state(state, self.scorer.devices)
-        return state.params, evaluated_aux(self.scorer.model, state)
-
-    def _zeros(self) -> Totals:
-        model = self.scorer.model
-        return place(zero_totals(self.scorer.metrics, model.logged, model.num_losses), self.scorer.devices)
+        self._program.prepare(*self.scorer.arguments(state), self._epoch_data, number, number, submit=submit)
 
 
 def _add_batches(
@@ -276,7 +271,7 @@ class Predictor:
 
     def __init__(self, model: Model, devices: Any, batch_size: int, policy: Policy | None = None) -> None:
         self.model, self.devices, self.batch_size = model, devices, batch_size
-        step = predict_step(on_mesh(model, devices) if isinstance(devices, MeshDevices) else model, policy=policy)
+        step = predict_step(on_mesh(model, devices), policy=policy)
         self._own = own_slices_of(devices)
         # every process of a job gets the outputs of all rows of arrays, and of a stream those of its own rows
         self._program = compile_spmd(step, devices, PREDICT_AXES, GATHERED, name="predict")
@@ -346,7 +341,8 @@ class Predictor:
             return []
         split = len(self.devices) > 1
         inputs = {k: v[0] if split else v for k, v in batch.inputs.items()}
-        plan = self._plan({k: v for k, v in inputs.items() if k in self.model.evaluation_inputs})
+        read = {k: v for k, v in inputs.items() if k in self.model.evaluation_inputs}
+        plan = kept_plan(self._plans, self.model, read)
         size, unit = rows(Batch(inputs), self.model.batch_axes), NO_ROWS in plan.coupled
         unpadded = []
         for out, layout in zip(counters.read(outputs), plan.rows, strict=True):
@@ -361,12 +357,6 @@ class Predictor:
             else:
                 unpadded.append(_BatchOutput(out[0] if split else out, None))
         return unpadded
-
-    def _plan(self, inputs: dict[str, Any]) -> Plan:
-        key = plan_key(inputs)
-        if key not in self._plans:
-            self._plans[key] = plan_of(self.model, inputs)
-        return self._plans[key]
 
 
 class _BatchOutput(NamedTuple):
@@ -461,7 +451,7 @@ class Evaluator:
         """Convert `eval_metric` to metrics; equal names return the same objects, for which programs are compiled already."""
         names = spec.values() if isinstance(spec, Mapping) else spec
         named = isinstance(spec, (str, list, tuple, Mapping)) and all(isinstance(name, str) for name in names)
-        return self._cached(("metrics", str(spec)), lambda: resolve_metrics(spec)) if named else resolve_metrics(spec)
+        return self._cached(("metrics", str(spec)), lambda: get_metrics(spec)) if named else get_metrics(spec)
 
     def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._cache:

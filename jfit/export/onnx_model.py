@@ -231,8 +231,7 @@ def _variable(plan: _Plan, graph: Graph, node: Node, tensors: dict[tuple[int, in
     if here not in entries:
         tensors[here] = ""
         return
-    if node.name not in graph._taken:
-        graph.name(node.name)
+    graph._taken.add(node.name)
     tensors[here] = node.name
     if node.name in plan.inputs and entries[here].dtype == np.uint8 and "__dtype__" not in node.attrs:
         graph.at = node.name

@@ -8,6 +8,7 @@ of a batch cannot be padded: their incomplete batches keep their size.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -107,35 +108,17 @@ def settings_of(
     eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
     positive_integer(batch_size=batch_size, eval_batch_size=eval_batch_size, most=MOST_ROWS)
     devices = job_devices(devices) if model is None or not is_auto(devices) else across(model_devices(model, batch_size))
-    return Settings(
-        devices,
-        batch_size,
-        eval_batch_size,
-        resolve_metrics(eval_metric),
-        _policy(policy),
-        columns=None if label is None else Columns.of(label),
-    )
+    return Settings(devices, batch_size, eval_batch_size, get_metrics(eval_metric), _policy(policy), columns=Columns.of(label))
 
 
 def _policy(policy: Any) -> Policy | None:
     resolved = Policy(policy) if isinstance(policy, str) else policy
     if resolved is None:
         return None
-    try:
+    with contextlib.suppress(TypeError):  # not the name of a dtype
         if isinstance(resolved, Policy) and jnp.issubdtype(jnp.dtype(resolved.compute), jnp.floating):
             return resolved
-    except TypeError:
-        pass  # not the name of a dtype
     raise ValueError(f'policy is {policy!r}; expected a floating-point dtype such as "bfloat16", or a jfit.Policy')
-
-
-def resolve_metrics(spec: Any) -> tuple[Any, ...]:
-    """Convert the argument `eval_metric` of `fit` to a tuple of metrics; None to an empty tuple.
-
-    Raises:
-        ValueError: unknown name.
-    """
-    return () if spec is None else get_metrics(spec)
 
 
 # ------------------------------------------------------------------------------------------------ data
@@ -294,6 +277,17 @@ class BatchLayout(NamedTuple):
         """Number of batches with `batch_size` rows."""
         return self.num_batches - (self.last_size != self.batch_size)
 
+    def table(self, order: np.ndarray, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Return "order" and "numbers" of `DeviceBatches.epoch_data`, whose arguments these are, on the host."""
+        size, positions = self.batch_size, np.arange(self.padded_size)
+        last = positions % self.last_size
+        if not self.paddable:  # repeat the rows of each device up to the length of a full batch; `batch` reads no repeated row
+            slices = np.arange(self.last_size).reshape(self.devices, -1)
+            last = slices[:, np.arange(self.padded_size // self.devices) % slices.shape[1]].reshape(-1)
+        table = np.arange(self.num_batches)[:, None] * size + positions % size  # (batches, padded_size)
+        table[-1] = (self.num_batches - 1) * size + last
+        return order[table].astype(np.int32, copy=False), np.asarray([first, size, self.last_size], np.int32)
+
     def batch(self, epoch_data: Mapping[str, Any], at: Any, axis_name: str | None, *, tail: bool | None = False) -> Batch:
         """Gather one batch (with several devices: the slice of this device) in a traced function.
 
@@ -381,17 +375,6 @@ class DeviceBatches:
             that repeat other rows; and "numbers", (first, batch_size, last_size) int32.  The numbers are an argument because
             XLA would fold weights that it computes from constants, and round differently than for batches from the host.
         """
-        layout = self.layout
-        size, positions = layout.batch_size, np.arange(layout.padded_size)
-        full = order[: layout.num_full * size].reshape(layout.num_full, size)
-        parts = [full[:, positions % size]] if layout.num_full else []
-        if layout.num_full < layout.num_batches:
-            last = order[layout.num_full * size :][: layout.last_size]
-            if layout.paddable:
-                parts.append(last[positions % len(last)][None])
-            else:  # repeat the rows of each device up to the length of a full batch; `BatchLayout.batch` reads no repeated row
-                slices = last.reshape(layout.devices, -1)
-                parts.append(slices[:, np.arange(layout.padded_size // layout.devices) % slices.shape[1]].reshape(1, -1))
-        table = np.concatenate(parts)  # (batches, padded_size)
-        numbers = place(np.asarray([first, size, layout.last_size], np.int32), self.devices)
-        return {"arrays": self.arrays, "weight": self.weight, "order": place_order(table, self.devices), "numbers": numbers}
+        table, numbers = self.layout.table(order, first)
+        placed = {"order": place_order(table, self.devices), "numbers": place(numbers, self.devices)}
+        return {"arrays": self.arrays, "weight": self.weight, **placed}

@@ -42,7 +42,7 @@ class HostBatches:
         weights: None (training): batches keep their row weights.  True (scoring): every batch gets row weights, its metric
             weights.  False (prediction): weights and labels are removed, and the numbers of rows that `read` yields exclude
             rows with which a data iterator filled its last batch.
-        plans: plans by `plan_key`, to which new ones are added; None: none yet.
+        plans: plans as in `kept_plan`, to which new ones are added; None: none yet.
         sizes: the sizes of earlier batches that the same programs computed, see `jfit.feed.batch_sizes`; None: none.
         own: in a job of several processes, the slices of the devices of this process (`own_slices_of`), the only ones that
             `read` yields; see `jfit.feed.job_batches`.  None: one process has all devices.
@@ -259,10 +259,7 @@ class HostBatches:
     def _read_plan(self, inputs: Mapping[str, Any]) -> None:
         if self.values is not None and self.model.verify is not None:
             self.model.verify(*self.values, inputs)  # decides once per shape of a row, so that plans stay valid
-        key = plan_key(inputs)
-        if key not in self.plans:
-            self.plans[key] = plan_of(self.model, dict(inputs))
-        plan = self.plans[key].in_evaluation
+        plan = kept_plan(self.plans, self.model, inputs).in_evaluation
         self._lookups = plan.lookups if self.weights is False else ()
         if self._agreement is not None:
             plan = self._agreement.agree_on_plan(plan)
@@ -296,6 +293,9 @@ def own_positions(count: int, size: int, unit: int, devices: int, own: slice) ->
     return slice(own.start * each, own.stop * each) if counted.all() else positions % size % count, counted
 
 
-def plan_key(inputs: Mapping[str, Any]) -> Any:
-    """Key of `HostBatches.plans`: names, shapes and dtypes of the inputs."""
-    return tuple((k, v.shape, v.dtype) for k, v in inputs.items())
+def kept_plan(plans: dict[Any, Plan], model: Model, inputs: Mapping[str, Any]) -> Plan:
+    """Return the plan of a model from `plans`, to which a new one is added: a `plan_of` for each batch would take longer."""
+    key = tuple((k, v.shape, v.dtype) for k, v in inputs.items())
+    if key not in plans:
+        plans[key] = plan_of(model, dict(inputs))
+    return plans[key]

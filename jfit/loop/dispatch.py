@@ -180,30 +180,27 @@ def one_step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str
 
 
 def repeat_steps(
-    train_one: Callable[..., tuple[TrainState, Any]], spec: DispatchSpec | None = None
-) -> Callable[..., tuple[TrainState, Any]]:
-    """Make `run(state, count) -> (state, report of the last step)`, a `fori_loop` over `train_one`.
-
-    `count` is traced, so one compiled program serves every number of steps.
+    train_one: Callable[..., tuple[TrainState, Any]], state: TrainState, count: Any, spec: DispatchSpec | None = None
+) -> tuple[TrainState, Any]:
+    """Return (state, report of the last step) after `count` steps, a `fori_loop` over `train_one`.
 
     Args:
         train_one: `train_one(state, j) -> (state, report)` for step j = 0, ..., count - 1; the report is an array (2,).
+        state: state before the steps.
+        count: number of steps, traced, so that one compiled program serves every number.
         spec: with its `step_names`, reports are pairs of this array and a table of values, with a row per step.
     """
     start = jnp.zeros(2)
+    if spec is None or not spec.step_names:
+        return lax.fori_loop(0, count, lambda j, carry: train_one(carry[0], j), (state, start))
 
     def add_row(j: Any, carry: Any) -> Any:
         state, (_, table) = carry
         state, (last, row) = train_one(state, j)
         return state, (last, lax.dynamic_update_slice(table, row, (j, jnp.zeros_like(j))))
 
-    def run(state: TrainState, count: Any) -> tuple[TrainState, Any]:
-        if spec is None or not spec.step_names:
-            return lax.fori_loop(0, count, lambda j, carry: train_one(carry[0], j), (state, start))
-        table = jnp.zeros((spec.steps_per_call, len(spec.step_names)))
-        return lax.fori_loop(0, count, add_row, (state, (start, table)))
-
-    return run
+    table = jnp.zeros((spec.steps_per_call, len(spec.step_names)))
+    return lax.fori_loop(0, count, add_row, (state, (start, table)))
 
 
 def stacked_steps(spec: DispatchSpec, state: TrainState, stack: Batch, count: Any, axis_name: str | None) -> Any:
@@ -220,7 +217,7 @@ def stacked_steps(spec: DispatchSpec, state: TrainState, stack: Batch, count: An
     def train_one(state: TrainState, j: Any) -> tuple[TrainState, Any]:
         return one_step(spec, state, jax.tree.map(lambda x: x[j], stack), axis_name)
 
-    return repeat_steps(train_one, spec)(state, count)
+    return repeat_steps(train_one, state, count, spec)
 
 
 def ordered_steps(spec: DispatchSpec) -> Callable[[Batch, TrainState], tuple[TrainState, Any]]:
@@ -269,7 +266,8 @@ class ResidentDispatcher:
         self.checks = None  # arrays are checked before training, and the devices have a copy
         self.stream: Prefetch | None = None  # nothing is read while training
         self._programs: dict[Any, Any] = {}
-        self._counts: dict[int, Array] = {}
+        # arrays on the devices, which are kept so that a dispatch copies nothing to the devices
+        self._count = functools.cache(lambda steps: place(np.int32(steps), spec.devices))
 
     def dispatches(
         self,
@@ -322,16 +320,10 @@ class ResidentDispatcher:
             return self._program("train", Made(train_one, "one", spec, layout), takes_count=False), (epoch_data,)
 
         def train_steps(state: TrainState, epoch_data: Mapping[str, Any], count: Any, axis_name: str | None):
-            return repeat_steps(lambda s, _: train_one(s, epoch_data, axis_name), spec)(state, count)
+            return repeat_steps(lambda s, _: train_one(s, epoch_data, axis_name), state, count, spec)
 
         program = self._program("train", Made(train_steps, "steps", spec, layout), takes_count=True)
         return program, (epoch_data, self._count(steps))
-
-    def _count(self, steps: int) -> Array:
-        """Return `steps` as an int32 array on the devices, from a cache, so that a dispatch copies nothing to the devices."""
-        if steps not in self._counts:
-            self._counts[steps] = place(np.int32(steps), self.spec.devices)
-        return self._counts[steps]
 
     def _tail_program(self, epoch_data: Mapping[str, Any]) -> tuple[Program, tuple[Any, ...]]:
         spec, layout = self.spec, self.batches.layout

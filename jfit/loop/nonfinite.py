@@ -18,6 +18,7 @@ import numpy as np
 from jfit.checkpoints.finite import is_finite
 from jfit.data import ArrayData
 from jfit.loop.replaying import Replayer, Start
+from jfit.parallel import place
 from jfit.step.state import TrainState
 
 MAX_ROLLBACKS = 3  # to the same state; then training stops
@@ -102,7 +103,7 @@ class NanPolicy:
             state = state._replace(step=np.asarray(loop.step, np.int32), metrics=metrics._replace(first_bad_step=first))
         else:
             loop.epoch, loop.batch, loop.step = (kept.position[name] for name in ("epoch", "batch", "step"))
-        loop.state, self.restored_at = loop.run._placed(state), loop.step
+        loop.state, self.restored_at = place(state, loop.devices), loop.step
         done = f"the state is that of step {kept.position['step']} again"
         if again:
             return f"{done}, and training continues with the next batch"
@@ -134,18 +135,14 @@ def _explained(loop: Any, kept: Start | None, step: int) -> str:
         state, item = loop.run.snapshot()._replace(step=np.asarray(step, np.int32)), replayer.batch(loop.epoch, number)
     else:
         state, _, item, _ = replayer.through(kept, step)
-    if not is_finite(state.params):
-        return f": the parameters {_names(state.params)} were not before it"
+    if before := [name for name, x in state.params.items() if not is_finite(x)]:
+        return f": the parameters {_listed(before)} were not before it"
     _, parameters, bad = replayer.explain(state, item)
     if bad is None:
         return ""
     gradients = [p.name for p in parameters if p.gradient_nonfinite]
     of_gradients = f"the gradients of {_listed(gradients)} are not; " if bad.what == "backward" else ""
     return f": {of_gradients}{bad}"
-
-
-def _names(arrays: Any) -> str:
-    return _listed([name for name, x in arrays.items() if not is_finite(x)])
 
 
 def _listed(names: Sequence[str]) -> str:

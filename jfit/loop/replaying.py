@@ -84,7 +84,7 @@ class Replayer:
             ValueError: the data ended before this step.
         """
         epoch, number, at = (start.position[name] for name in ("epoch", "batch", "step"))
-        state, before, window = self._loop.run._placed(start.state), None, Window()
+        state, before, window = place(start.state, self._loop.devices), None, Window()
         while True:
             done = at
             if number == 0:
@@ -92,7 +92,7 @@ class Replayer:
                 state = state._replace(metrics=place(zeros, self._loop.devices))
             with contextlib.closing(self._epoch(epoch, number, at, step)) as dispatches:
                 for dispatch, batch in dispatches:
-                    before = self._whole(state) if at == step else None
+                    before = host_state(state, self._loop.devices) if at == step else None
                     state, report = dispatch.run(state)
                     at, number = at + dispatch.steps, number + dispatch.steps
                     fence = window.push(report)
@@ -128,9 +128,6 @@ class Replayer:
             batch, count = next(stream)
             return StepBatch(batch, count, epoch, number)
 
-    def _whole(self, state: TrainState) -> TrainState:
-        return host_state(state, self._loop.devices)
-
     # -------------------------------------------------------------------------------- one step, node by node
     def replay(self, start: Start, step: int) -> Replay:
         """Return what step number `step` (from 0) does, starting from an earlier state.
@@ -144,7 +141,7 @@ class Replayer:
         """
         before, state, batch, report = self.through(start, step)
         report = counters.read(jax.tree.leaves(report)[0])  # sync: of a replay
-        nodes, parameters, bad = self.explain(before, batch, self._whole(state))
+        nodes, parameters, bad = self.explain(before, batch, host_state(state, self._loop.devices))
         rate, at = reported_lr(report).get("lr"), start.position["step"]
         return Replay(step, batch.epoch, batch.number, at, float(report[0]), rate, nodes, parameters, bad)
 

@@ -21,7 +21,7 @@ from jfit.lowering.remat import KEEP_BARRIERS
 from jfit.ops.axis import VirtualSlice
 from jfit.parallel.devices import own_part, sharding, spans_processes
 from jfit.parallel.ordered_job import Gather
-from jfit.parallel.spmd import compile_spmd
+from jfit.parallel.spmd import compile_spmd, unchanged
 from jfit.platforms import cores
 from jfit.programs import Made, Program
 from jfit.step import StepOut
@@ -84,10 +84,6 @@ def _is_dense(model: Any) -> bool:
     return model.symbol is not None and "convolution" not in model.traits
 
 
-def _unchanged(out: StepOut) -> StepOut:
-    return out
-
-
 class OrderedSteps:
     """Run training steps made with `reduce="ordered"`: `steps(state, batch) -> (state, result, values)`.
 
@@ -125,7 +121,7 @@ class OrderedSteps:
         step: Any,
         devices: Sequence[Any],
         *,
-        result: Callable[[StepOut], Any] = _unchanged,
+        result: Callable[[StepOut], Any] = unchanged,
         of_slice: Callable[[Any, Batch, VirtualSlice], Any] | None = None,
         gathered: bool = True,
     ) -> None:

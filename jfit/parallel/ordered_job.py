@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.parallel.contexts import Device
-from jfit.parallel.spmd import GATHERED, compile_spmd
+from jfit.parallel.spmd import GATHERED, compile_spmd, unchanged
 from jfit.programs import Made, Program
 
 Buffers = dict[str, Array]  # dtype -> the elements of all leaves of this dtype, one after the other
@@ -59,15 +59,10 @@ class Gather:
             like = jax.eval_shape(combine, parts) if early else parts[0]
             return combine([_unpacked(gathered, (i, k), like) for i, size in enumerate(sizes) for k in range(size)])
 
-        def same(packed: Buffers, axis_name: str | None = None) -> Buffers:
-            return packed
-
         settings = combine, early, sizes
         self._pack = Program(Made(pack, "pack", settings), jax.jit, name=f"{name}_pack")
         self._join = Program(Made(join, "join", settings), jax.jit, name=f"{name}_join")
-        self._gather = compile_spmd(
-            Made(same, "same"), [firsts[process] for process in order], (0,), GATHERED, name=f"{name}_gather"
-        )
+        self._gather = compile_spmd(unchanged, [firsts[process] for process in order], (0,), GATHERED, name=f"{name}_gather")
 
     def __call__(self, parts: Sequence[Any]) -> Any:
         """Combine the values of all slices.

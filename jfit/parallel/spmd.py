@@ -179,6 +179,11 @@ def _each(fn: Callable[[Any, Any], Any], tree: Any, axes: Any) -> Any:
     return jax.tree.map(lambda a, sub: jax.tree.map(lambda x: fn(x, a), sub), axes, tree, is_leaf=is_none)
 
 
+def unchanged(x: Any, axis_name: str | None = None) -> Any:
+    """Return the first argument, as a program that only gathers the arrays of all processes (see `GATHERED`) does."""
+    return x
+
+
 class Window:
     """Limits the number of dispatched calls that are not done to 16.
 

@@ -14,7 +14,7 @@ from jfit import counters
 from jfit.parallel.contexts import Device
 from jfit.parallel.devices import is_spread, sharding, spans_processes
 from jfit.parallel.mesh import MeshDevices
-from jfit.parallel.spmd import GATHERED, compile_spmd
+from jfit.parallel.spmd import GATHERED, compile_spmd, unchanged
 from jfit.step.state import TrainState, averaged
 
 
@@ -121,9 +121,4 @@ def specs_of_all(state: TrainState, devices: Sequence[Device]) -> TrainState:
 
 @functools.cache
 def _gathering(devices: tuple[Device, ...]) -> Any:
-    return compile_spmd(_same, devices, (0,), GATHERED, name="gather")
-
-
-def _same(x: Any, axis_name: str | None) -> Any:
-    del axis_name
-    return x
+    return compile_spmd(unchanged, devices, (0,), GATHERED, name="gather")

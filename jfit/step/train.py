@@ -399,8 +399,7 @@ class UpdateRule(NamedTuple):
             raise ValueError("schedule= needs an optimizer by name; an optax instance takes a schedule in its constructor")
         if isinstance(rescale, str):
             one_of(("mean",), rescale=rescale)
-        if norm is not None or value is not None:
-            check_limits(clip_norm=norm, clip_value=value)
+        positive(none="no limit", clip_norm=norm, clip_value=value)
         rate_of = schedule if schedule is None or isinstance(schedule, Schedule) else as_schedule(schedule)
         return cls(optimizer, rate_of, rescale, Constants(norm=norm, value=value))
 
@@ -486,11 +485,6 @@ def _in_graph(optimizer: Optimizer, model: Model, frozen: Sequence[str]) -> Opti
     patterns = [frozen] if isinstance(frozen, str) else frozen
     chosen_names = {n for n in names for pattern in patterns if fnmatch.fnmatchcase(n, pattern)}
     return optimizer.in_order(names, [n for n in names if n in model.frozen - chosen_names])
-
-
-def check_limits(**limits: Any) -> None:
-    """Raise a ValueError unless the limits of gradients, `clip_norm` and `clip_value`, are numbers above 0 or None."""
-    positive(none="no limit", **limits)
 
 
 def _mean_loss(sums: Sums) -> Array:

@@ -219,6 +219,7 @@ def test_without_pillow_the_error_names_the_extra(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(ImportError, match=r"jfit.image."):
         decode(PHOTO)
     with pytest.raises(ImportError, match=r"jfit.image."):

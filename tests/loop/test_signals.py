@@ -76,8 +76,8 @@ def test_sigterm_at_other_moments_loses_nothing(moment, tmp_path, monkeypatch):
     whole = train(eval_data=(X, Y))
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         if moment == "evaluation":
-            zeros = jfit.evaluate.scorer.ResidentScorer._zeros
-            patch.setattr(jfit.evaluate.scorer.ResidentScorer, "_zeros", lambda self: press(signal.SIGTERM) or zeros(self))
+            arguments, scorer = jfit.evaluate.scorer.Scorer.arguments, jfit.evaluate.scorer.Scorer
+            patch.setattr(scorer, "arguments", lambda self, state: press(signal.SIGTERM) or arguments(self, state))
         elif moment == "save":
             write = jfit.checkpoints.writing.save_tensors
             patch.setattr(jfit.checkpoints.writing, "save_tensors", lambda *a, **k: press(signal.SIGTERM) or write(*a, **k))

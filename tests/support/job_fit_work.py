@@ -6,6 +6,7 @@ import numpy as np
 import jfit
 from jfit.data import NDArrayIter, Rows, as_data, shard
 from jfit.feed.host_batches import HostBatches
+from jfit.parallel import place
 from jfit.parallel.contexts import job_devices
 from jfit.parallel.devices import own_slices_of
 from jfit.parallel.whole import host_state
@@ -113,7 +114,7 @@ def reduced(rank, count, devices):
             network(), (X, Y), batch_size=BATCH, num_epoch=1, progress=False, devices=devices, reduce=rule, **options
         )
         snapshot = run.snapshot()
-        run._loop.state = run._placed(snapshot)
+        run._loop.state = place(snapshot, run.settings.devices)
         result[rule] = values(run.params)
         result[f"{rule}_state"] = np.concatenate([np.ravel(x) for x in jax.tree.leaves((snapshot.opt_state, snapshot.local))])
         result[f"{rule}_again"] = run.train(1).score((X, Y))["loss"]

@@ -158,8 +158,7 @@ class FileIter(Positioned):
             return None
         for reader in others:
             more = reader.take(columns[0].shape[0])
-            rows = 0 if more is None else more[0].shape[0]
-            if more is None or rows < columns[0].shape[0]:
+            if more is None or more[0].shape[0] < columns[0].shape[0]:
                 where, total = reader.files.paths[-1], reader.number
                 longer = first.files.paths[0]
                 raise ValueError(f"{where}: it ends after {total} rows, {longer} has more; each data row needs a label")

@@ -169,14 +169,12 @@ class RowReader:
 
     def _current(self) -> tuple[Any, ...] | None:
         if self._columns is None and self._at < self.files.end:
-            if self._at not in self._cache:
-                self._columns, self._next = self._read(self._at)
-                size = sum(_bytes(c) for c in self._columns)
-                if self._cache_bytes + size <= CACHE:
-                    self._cache[self._at] = (self._columns, self._next)
-                    self._cache_bytes += size
-            else:
-                self._columns, self._next = self._cache[self._at]
+            known = self._cache.get(self._at)
+            self._columns, self._next = known or self._read(self._at)
+            size = sum(_bytes(c) for c in self._columns)
+            if known is None and self._cache_bytes + size <= CACHE:
+                self._cache[self._at] = (self._columns, self._next)
+                self._cache_bytes += size
         return self._columns
 
     def _read(self, at: int) -> tuple[tuple[Any, ...], int]:

@@ -12,6 +12,7 @@ import numpy as np
 from jfit.checks import one_of
 from jfit.data.images.resample import resample
 from jfit.formats.atomic import FormatError
+from jfit.lazy import optional
 
 # Largest width * height, according to the header, of images that are decoded: a file of kilobytes may decode to gigabytes.
 # It is set by an environment variable because worker processes, which decode images too, inherit it.
@@ -28,11 +29,7 @@ def pillow() -> Any:
     Raises:
         ImportError: Pillow is not installed.
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("reading images needs Pillow, which is not installed: pip install 'jfit[image]'.") from error
-    return Image
+    return optional("PIL.Image", "reading images needs Pillow, which is not installed: pip install 'jfit[image]'.")
 
 
 def inside(root: str | os.PathLike[str], name: str) -> Path:

@@ -19,7 +19,7 @@ import numpy as np
 from jfit.checks import one_of
 from jfit.data.images import colour
 from jfit.data.images.codec import INTERPOLATIONS, open_image, pillow, pixels, to_image
-from jfit.data.images.crops import Box, area_box, interpolation, short_size
+from jfit.data.images.crops import Box, area_box, center_box, interpolation, short_size
 from jfit.data.images.resample import reach, resample, warp
 from jfit.formats.atomic import FormatError
 
@@ -268,10 +268,11 @@ def _transformed(recipe: Recipe, rng: np.random.Generator | None, image: Any) ->
 
 
 def _crop_box(recipe: Recipe, rng: np.random.Generator | None, size: tuple[int, int], crop: tuple[int, int]) -> Box:
-    margin = size[0] - crop[0], size[1] - crop[1]
-    if recipe.rand_crop and rng is not None:
-        return int(rng.integers(margin[0] + 1)), int(rng.integers(margin[1] + 1)), crop[0], crop[1]
-    return margin[0] // 2, margin[1] // 2, crop[0], crop[1]
+    return _anywhere(rng, size, crop) if recipe.rand_crop and rng is not None else center_box(size, crop)
+
+
+def _anywhere(rng: np.random.Generator, size: tuple[int, int], crop: tuple[int, int]) -> Box:
+    return int(rng.integers(size[0] - crop[0] + 1)), int(rng.integers(size[1] - crop[1] + 1)), *crop
 
 
 def _random_box(recipe: Recipe, rng: np.random.Generator, size: tuple[int, int]) -> Box:
@@ -280,9 +281,8 @@ def _random_box(recipe: Recipe, rng: np.random.Generator, size: tuple[int, int])
         area = rng.uniform(recipe.min_random_area, recipe.max_random_area)
         crop = area_box(size, area, math.exp(rng.uniform(math.log(low), math.log(high))))
         if crop is not None and min(crop) > 0:
-            return int(rng.integers(size[0] - crop[0] + 1)), int(rng.integers(size[1] - crop[1] + 1)), *crop
-    side = min(size)
-    return (size[0] - side) // 2, (size[1] - side) // 2, side, side
+            return _anywhere(rng, size, crop)
+    return center_box(size, (min(size), min(size)))
 
 
 def _ratios(recipe: Recipe) -> tuple[float, float]:

@@ -125,9 +125,10 @@ def _root(graph: Graph, node: At, data: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------ resizing
-def _matrices(graph: Graph, node: At, data: str, rows: np.ndarray, columns: np.ndarray) -> str:
-    """Return rows · image · columnsᵀ for every image of (N, C, H, W): separable linear resampling as two matrix products."""
-    left, right = graph.const(rows, node.dtype), graph.const(columns.T, node.dtype)
+def _resampled(graph: Graph, node: At, data: str, weights: Callable[[int, int], np.ndarray]) -> str:
+    """Return rows · image · columnsᵀ for every image of (N, C, H, W), both matrices `weights(size, size of the result)`."""
+    (h, w), (a, b) = _sizes(node.of(0)), _sizes(node.outs[0])
+    left, right = graph.const(weights(h, a), node.dtype), graph.const(weights(w, b).T, node.dtype)
     return graph.add("MatMul", graph.add("MatMul", left, data), right)
 
 
@@ -138,16 +139,14 @@ def _sizes(entry: Entry) -> list[int]:
 @converts("_contrib_AdaptiveAvgPooling2D")
 def adaptive_pooling(graph: Graph, node: At, data: str) -> str:
     """Convert to two matrix products with constant averaging matrices."""
-    (h, w), (a, b) = _sizes(node.of(0)), _sizes(node.outs[0])
-    return _matrices(graph, node, data, averages(h, a), averages(w, b))
+    return _resampled(graph, node, data, averages)
 
 
 @converts("_contrib_BilinearResize2D")
 def bilinear_resize(graph: Graph, node: At, data: str, like: str = "") -> str:
     """Convert to two matrix products with constant interpolation matrices."""
-    (h, w), (a, b) = _sizes(node.of(0)), _sizes(node.outs[0])
     corners = node.attrs.get("align_corners", True)
-    return _matrices(graph, node, data, linear_weights(h, a, corners), linear_weights(w, b, corners))
+    return _resampled(graph, node, data, lambda size, target: linear_weights(size, target, corners))
 
 
 @converts("UpSampling")

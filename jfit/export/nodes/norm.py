@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from jfit.export.nodes.core import CONVERTERS, At, Dim, Graph, converts
-from jfit.export.nodes.reduce import centred
 
 WIDE = np.dtype(np.float32)
 
@@ -55,7 +54,9 @@ def batch_norm_v1(graph: Graph, node: At, *arrays: str) -> tuple[str, ...]:
 
 def _standardised(graph: Graph, data: str, axes: Sequence[int], eps: float, dtype: Any) -> tuple[str, str, str]:
     """Return ((x - μ) / s, μ, s) with s = √(σ² + ε); μ and σ² are taken over `axes`, kept as axes of size 1."""
-    difference, mean, var = centred(graph, data, axes)
+    mean = graph.add("ReduceMean", data, axes=list(axes), keepdims=1)
+    difference = graph.add("Sub", data, mean)
+    var = graph.add("ReduceMean", graph.add("Mul", difference, difference), axes=list(axes), keepdims=1)
     std = graph.add("Sqrt", graph.binary("Add", var, eps, dtype))
     return graph.add("Div", difference, std), mean, std
 

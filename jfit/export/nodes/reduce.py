@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,13 +67,6 @@ def _arg(kind: str) -> Callable[..., str]:
 
 
 CONVERTERS |= {"argmax": _arg("ArgMax"), "argmin": _arg("ArgMin")}
-
-
-def centred(graph: Graph, data: str, axes: Sequence[int]) -> tuple[str, str, str]:
-    """Return (x - μ, μ, σ²) with μ and σ² taken over `axes`, kept as axes of size 1."""
-    mean = graph.add("ReduceMean", data, axes=list(axes), keepdims=1)
-    difference = graph.add("Sub", data, mean)
-    return difference, mean, graph.add("ReduceMean", graph.add("Mul", difference, difference), axes=list(axes), keepdims=1)
 
 
 @converts("cumsum")

@@ -272,7 +272,7 @@ class EpochRunner:
 
                 rows = jax.tree.map(lambda x: jnp.zeros((ahead, *x.shape), x.dtype), state.metrics.metrics)
                 return lax.fori_loop(0, count, add_row, (state, rows))
-            state, result = one(state, 0) if single else repeat_steps(one)(state, count)
+            state, result = one(state, 0) if single else repeat_steps(one, state, count)
             fence, *results = result if kept else (result,)
             # New buffers: the next call donates those of the state.
             return state, (fence, jax.tree.map(lambda x: x + 0, state.metrics.metrics), *results)

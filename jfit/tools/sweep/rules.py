@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from collections.abc import Sequence
@@ -48,12 +49,10 @@ def halving_of(spec: Any) -> Halving | None:
     """
     if spec is None:
         return None
-    try:
+    with contextlib.suppress(TypeError, ValueError):  # no tuple of two or three, or no numbers
         metric, factor, first = spec if len(spec) == 3 else (*spec, 1)
         if isinstance(metric, str) and 1 < factor < math.inf and operator.index(first) >= 1:
             return Halving(metric, float(factor), int(first))
-    except (TypeError, ValueError):
-        pass  # no tuple of two or three, or no numbers
     raise ValueError(f"sweep: halving is {spec!r}; expected (metric, factor, first epochs), such as ('val_accuracy', 3, 1)")
 
 

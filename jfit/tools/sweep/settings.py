@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from jfit import optim
 from jfit.callbacks.intervals import Every
-from jfit.checks import name_hint
+from jfit.checks import name_hint, positive
 from jfit.graph import Symbol
 from jfit.optim.core import check_numbers
 from jfit.optim.registry import optax_parameters
 from jfit.prepare import FitOptions
-from jfit.step.train import check_limits
 
 _NO_CHECKPOINTS = "checkpoints of sweeps are not supported; save members afterwards, as in result.best.run.save(folder)"
 _ONE_DEVICE = "a member trains on one device"
@@ -93,7 +92,7 @@ def member_settings(
         options = FitOptions(**arguments | {"optimizer_params": params or None, "progress": False})
         try:  # before anything is compiled
             options = options.checked(eval_data)
-            check_limits(clip_norm=options.clip_norm, clip_value=options.clip_value)
+            positive(none="no limit", clip_norm=options.clip_norm, clip_value=options.clip_value)
             check_numbers(params)
             if options.eval_every.epochs is None:
                 raise ValueError(

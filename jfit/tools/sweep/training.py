@@ -188,10 +188,7 @@ class Part:
 
 def batch_table(order: np.ndarray, layout: BatchLayout) -> tuple[np.ndarray, np.ndarray]:
     """Return (row indices of every batch, int32 (batches, padded_size), padding repeats rows; "numbers" of `epoch_data`)."""
-    size, positions = layout.batch_size, np.arange(layout.padded_size)
-    table = np.arange(layout.num_batches)[:, None] * size + positions % size
-    table[-1] = (layout.num_batches - 1) * size + positions % layout.last_size
-    return order[table].astype(np.int32), np.asarray([0, size, layout.last_size], np.int32)
+    return layout.table(order)
 
 
 def members_per_device(trial: Trial, devices: Sequence[Any], keeps_best: bool) -> int:
