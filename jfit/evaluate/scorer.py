@@ -451,7 +451,7 @@ class Evaluator:
         """Convert `eval_metric` to metrics; equal names return the same objects, for which programs are compiled already."""
         names = spec.values() if isinstance(spec, Mapping) else spec
         named = isinstance(spec, (str, list, tuple, Mapping)) and all(isinstance(name, str) for name in names)
-        return self._cached(("metrics", str(spec)), lambda: get_metrics(spec)) if named else get_metrics(spec)
+        return self._cached(("metrics", repr(spec)), lambda: get_metrics(spec)) if named else get_metrics(spec)
 
     def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._cache:

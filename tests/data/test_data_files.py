@@ -304,6 +304,13 @@ def test_broken_libsvm_files_raise_with_the_line(content, message, tmp_path):
         LibSVMIter(tmp_path / "x", (4,), batch_size=1)
 
 
+@pytest.mark.parametrize("shapes", [{"data_shape": (2, 2)}, {"data_shape": (2,), "label_shape": (2, 2)}])
+def test_rows_of_libsvm_files_have_one_axis(shapes, tmp_path):
+    (tmp_path / "x").write_text("1 0:1\n")
+    with pytest.raises(ValueError, match=rf"{list(shapes)[-1]} is \(2, 2\), expected \(columns,\)"):
+        LibSVMIter(tmp_path / "x", batch_size=1, **shapes)
+
+
 def test_more_rows_than_labels_is_an_error_and_more_labels_are_not(folder):
     with pytest.raises(ValueError, match=r"y\.csv: it ends after 11 rows, .*x40\.csv has more"):
         list(CSVIter(folder / "x40.csv", (4,), folder / "y.csv", batch_size=4))

@@ -94,7 +94,9 @@ def test_score_is_that_of_the_outputs(run):
         assert found["loss"] == pytest.approx(expected, rel=1e-5)
         assert found["accuracy"] == pytest.approx((outputs.argmax(1) == labels).mean())
     assert run.history.column("val_loss")[-1] == pytest.approx(expected, rel=1e-5)
-    assert set(run.score(EVAL, "ce")) == {"loss", "cross-entropy"}
+    assert set(run.score(EVAL, "ce")) == set(run.score(EVAL, ["ce"])) == {"loss", "cross-entropy"}
+    with pytest.raises(ValueError, match="unknown metric"):  # also after a list that is printed like it
+        run.score(EVAL, "['ce']")
 
 
 def test_predictions_keep_the_row_order_for_any_batch_size_and_form_of_data(run):

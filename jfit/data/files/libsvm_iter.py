@@ -68,7 +68,11 @@ class LibSVMIter(FileIter):
         label_name: str = "softmax_label",
     ):
         kind, label_file = number_type(dtype), label_libsvm is not None and label_libsvm != "NULL"
-        (columns,), (label_columns,) = row_shape(data_shape), row_shape(label_shape)
+        shapes = {"data_shape": row_shape(data_shape), "label_shape": row_shape(label_shape)}
+        for name, shape in shapes.items():
+            if len(shape) != 1:
+                raise ValueError(f"LibSVMIter: {name} is {shape}, expected (columns,): its batches are matrices")
+        [columns], [label_columns] = shapes.values()
         # Parts are cut by bytes: part k of the labels would belong to other rows than part k of the data.
         if not round_batch or (label_file and num_parts != 1):
             raise ValueError("LibSVMIter supports neither round_batch=False nor num_parts with label_libsvm")
