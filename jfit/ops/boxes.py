@@ -108,10 +108,10 @@ def matched(scores: Array, allowed: Array, above: float, limit: int) -> Array:
 
 def gathered(chosen: Array, values: Array, fill: int) -> Array:
     """Move the values where `chosen` is True to the front of each row, in order; fill the rest.  All shapes: (rows, count)."""
-    count = chosen.shape[1]
+    rows, count = chosen.shape
     places = jnp.where(chosen, jnp.cumsum(chosen, axis=1, dtype=jnp.int32) - 1, count)  # count: out of range, dropped
-    filled = jnp.full(values.shape, fill, values.dtype)
-    return jnp.put_along_axis(filled, places, values, axis=1, inplace=False, mode="drop")
+    which = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32)[:, None], chosen.shape)
+    return jnp.full(values.shape, fill, values.dtype).at[which, places].set(values, mode="drop")
 
 
 # ------------------------------------------------------------------------------------------ overlap and encoding

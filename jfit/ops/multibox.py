@@ -68,7 +68,8 @@ def _hard_negatives(attrs: Attrs, positive: Array, best: Array, logits: Array) -
     background = jnp.exp(logits[:, 0] - top[:, 0]) / jnp.sum(jnp.exp(logits - top), axis=1)
     eligible = ~positive & (best < attrs.negative_mining_thresh)
     order = jnp.argsort(jnp.where(eligible, background, jnp.inf), axis=1)  # stable: ties keep the order of the anchors
-    rank = jnp.put_along_axis(jnp.zeros_like(order), order, jnp.arange(order.shape[1])[None], axis=1, inplace=False)
+    batch = jnp.broadcast_to(jnp.arange(order.shape[0], dtype=jnp.int32)[:, None], order.shape)
+    rank = jnp.zeros_like(order).at[batch, order].set(jnp.broadcast_to(jnp.arange(order.shape[1]), order.shape))
     positives = jnp.sum(positive, axis=1, keepdims=True)
     quota = (positives.astype(jnp.float32) * attrs.negative_mining_ratio).astype(jnp.int32)
     return eligible & (rank < jnp.minimum(quota, positive.shape[1] - positives))
