@@ -110,7 +110,7 @@ def gathered(chosen: Array, values: Array, fill: int) -> Array:
     """Move the values where `chosen` is True to the front of each row, in order; fill the rest.  All shapes: (rows, count)."""
     rows, count = chosen.shape
     places = jnp.where(chosen, jnp.cumsum(chosen, axis=1, dtype=jnp.int32) - 1, count)  # count: out of range, dropped
-    which = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32)[:, None], chosen.shape)
+    which = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32)[:, None], chosen.shape)  # put_along_axis needs known sizes
     return jnp.full(values.shape, fill, values.dtype).at[which, places].set(values, mode="drop")
 
 
