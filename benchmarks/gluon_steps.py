@@ -43,7 +43,7 @@ def median_time(run: Any, repeat: int, number: int = 1, clock: Any = time.proces
 
 
 def step_time(step: Any, wait: Any, loops: bool) -> float:
-    """Return the milliseconds of a step that is awaited, or with `loops` of one in a loop that is awaited."""
+    """Return the milliseconds of a step: CPU time, each awaited; with `loops` wall time, of LOOP steps the last awaited."""
     count = LOOP if loops else 1
 
     def run() -> None:
@@ -224,11 +224,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args(argv)
     pythons = {"jfit": sys.executable, "hand": sys.executable} | ({"mxnet": arguments.mxnet} if arguments.mxnet else {})
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    one_core = {**os.environ, "OMP_NUM_THREADS": "1"}
     best: dict[str, dict[str, float]] = {leg: {} for leg in pythons}
     for _ in range(arguments.rounds):
         for (leg, python), kind in itertools.product(pythons.items(), ("--leg", "--loops")):
             command = [python, str(Path(__file__).resolve()), kind, leg]
+            environment = one_core if kind == "--leg" else None
             output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
             for column, figures in json.loads(output.splitlines()[-1]).items():
                 for name, value in figures.items():

@@ -230,17 +230,24 @@ def folded_seed(seed: Any, number: int) -> Array | None:
     """`jax.random.fold_in(jax.random.key(seed), number)`, computed on the host, which compiles nothing.
 
     Returns:
-        Key, or None if the seed is not an integer from 0 to 2^31 - 1, or the default generator of JAX is not threefry.
+        Key, or None if the seed is not an integer from 0 to 2^31 - 1, or JAX is set to another generator than threefry or to
+        a `jax_random_seed_offset`.
     """
     integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool) and 0 <= seed < 2**31
-    if not integer or jax.config.jax_default_prng_impl != "threefry2x32":  # type: ignore[attr-defined]
+    config: Any = jax.config
+    if not integer or config.jax_default_prng_impl != "threefry2x32" or config.jax_random_seed_offset:
         return None
     data = _fold(np.array([0, seed], np.uint32), number)
-    return jax.random.wrap_key_data(jax.device_put(data, may_alias=False))  # the caller may donate its data
+    return jax.random.wrap_key_data(jax.device_put(data, may_alias=False))
 
 
 def split_seed(seed: Any) -> tuple[Array, Array] | None:
-    """`jax.random.split(jax.random.key(seed))`, computed on the host, or None, as `folded_seed`."""
+    """`jax.random.split(jax.random.key(seed))`, computed on the host.
+
+    Returns:
+        The two keys, or None where `folded_seed` returns None, or if `jax_threefry_partitionable` is off: then `split` makes
+        other keys than `fold_in`.
+    """
     first, second = folded_seed(seed, 0), folded_seed(seed, 1)
     splits_by_fold = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     return (first, second) if splits_by_fold and first is not None and second is not None else None

@@ -438,7 +438,7 @@ def _sparse_tables(
 
     The rows that a batch looks up in such a table are a function of the batch alone.  A step can therefore gather these rows,
     differentiate with respect to them, and leave all other rows of the table unchanged.  A product with an input in compressed
-    sparse rows reads the rows of its factor at the columns that have a nonzero value in the batch.
+    sparse rows uses the rows of its factor at the columns that have a nonzero value in the batch.
 
     Returns:
         Dict: parameter name -> function `(inputs, policy=None) -> row indices that the batch looks up`, int32 (lookups,).

@@ -228,8 +228,9 @@ class Model(NamedTuple):
         evaluation_labels: labels that the outputs depend on in evaluation too, such as a margin loss at the label's class.
         verify: `verify(params, aux, inputs)` tests on one batch whether rows affect each other, for later results of `plan`, if
             that cannot be read from the model.  None: not needed.
-        tables: embedding tables with sparse gradients: parameter name -> `(inputs, policy=None) -> row indices that the batch
-            looks up`.  `apply` accepts such a parameter as a slice of rows with `table_rows={name: sorted row indices}`.
+        tables: embedding tables with sparse gradients, and factors of CSR inputs: parameter name -> `(inputs, policy=None) ->
+            row indices that the batch looks up`.  `apply` accepts an embedding table as a slice of rows with
+            `table_rows={name: sorted row indices}`.
         structure: for models made of functions, the pytrees of their parameters, auxiliary states, inputs and outputs, a
             `jfit.lowering.structure.Structure`; None for graphs, whose parameters are a dict.
         bind: `bind(model, specs) -> Model` for models made of functions, whose inputs, labels and outputs are known by name

@@ -62,15 +62,13 @@ def _dot_rows(attrs, rows, shapes, outs):
 @operator("dot", attrs=ATTRS, aliases=("_sparse_dot",), fill=_dot_shapes, rows=_dot_rows)
 def dot(ctx, attrs, lhs, rhs):
     """y = lhs · rhs, contracting the last axis of lhs (first with transpose_a) and the first of rhs (last with transpose_b)."""
-    if ctx.table_rows is not None:
-        lhs = jnp.take(lhs, ctx.table_rows, axis=-1, mode="fill", fill_value=0)
     a, b = _contracted(attrs, lhs.ndim, rhs.ndim)
     result = jnp.tensordot(lhs, rhs, axes=((a,), (b,)))
     return result.reshape((1,)) if result.ndim == 0 else result
 
 
 def used_columns(data):
-    """Return the indices of the last axis, int32 of its size; its size instead of those at which `data` is all zero."""
+    """Return int32 [0, 1, ..., n - 1] for an array of n columns, with n in place of each column that is all zero."""
     count = data.shape[-1]
     used = jnp.any(data != 0, axis=tuple(range(data.ndim - 1)))
     return jnp.where(used, jnp.arange(count, dtype=jnp.int32), count)

@@ -63,15 +63,15 @@ def is_rows(x: Any) -> bool:
 
 
 def coalesce(rows: SparseRows, size: int) -> SparseRows:
-    """Sort by index and sum duplicate rows.  The number of rows stays n, so shapes are static.
+    """Sum duplicate rows.  The number of rows stays n, so shapes are static.
 
     Args:
         rows: `SparseRows` with n rows, in any order.
         size: number of rows of the whole table.
 
     Returns:
-        `SparseRows` with n rows and ascending, unique indices.  Each duplicate leaves one surplus entry at the end, with a zero
-        value and an out-of-range index (`size` or larger).
+        `SparseRows` with n rows and unique indices, in ascending order but for the entry that each duplicate leaves: it has a
+        zero value and an out-of-range index (`size` or larger).
 
     Example:
         >>> once = coalesce(SparseRows(jnp.array([2, 0, 2]), jnp.array([1.0, 5.0, 2.0])), 4)
@@ -80,15 +80,35 @@ def coalesce(rows: SparseRows, size: int) -> SparseRows:
     """
     if rows.unique:
         return rows
-    within = (rows.indices >= 0) & (rows.indices < size)
-    indices = jnp.where(within, rows.indices, size)
+    indices = in_range(rows.indices, size)
     ascending = jnp.sort(indices)
-    is_first = jnp.concatenate([jnp.ones(1, bool), ascending[1:] != ascending[:-1]])[: len(indices)]
-    # Surplus entries get distinct indices, too, because a scatter with unique_indices=True needs them.
-    out_of_range = size + jnp.arange(len(indices), dtype=indices.dtype)
-    distinct = jnp.sort(jnp.where(is_first, ascending, out_of_range))  # a cumsum and a scatter compile longer
-    segment = jnp.searchsorted(distinct, indices)  # cheaper than an argsort above
-    return SparseRows(distinct, jax.ops.segment_sum(rows.values, segment, len(indices)), unique=True)
+    segment = jnp.searchsorted(ascending, indices)  # cheaper than an argsort above
+    return SparseRows(distinct(ascending, size), jax.ops.segment_sum(rows.values, segment, len(indices)), unique=True)
+
+
+def in_range(indices: Array, size: int) -> Array:
+    """Return indices of rows with `size` in place of those outside 0 .. size - 1; both int32 of shape (n,).
+
+    Example:
+        >>> in_range(jnp.array([2, -1, 0, 9]), 4).tolist()
+        [2, 4, 0, 4]
+    """
+    return jnp.where((indices >= 0) & (indices < size), indices, size)
+
+
+def distinct(ascending: Array, size: int) -> Array:
+    """Return indices of rows without duplicates: each is replaced by another out-of-range index, as unique_indices=True needs.
+
+    Args:
+        ascending: sorted indices in 0 .. size, int32 (n,).
+        size: number of rows of the table.
+
+    Example:
+        >>> distinct(jnp.array([0, 2, 2, 4]), 4).tolist()
+        [0, 2, 6, 4]
+    """
+    is_first = jnp.concatenate([jnp.ones(1, bool), ascending[1:] != ascending[:-1]])[: len(ascending)]
+    return jnp.where(is_first, ascending, size + jnp.arange(len(ascending), dtype=ascending.dtype))
 
 
 def stored_rows(table: Array, stored: Any = None) -> SparseRows:

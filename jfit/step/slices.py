@@ -34,7 +34,7 @@ from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.metrics import Metric
 from jfit.ops.axis import Axis, axis_index, axis_size
 from jfit.ops.rows import MaybeLayout, RowsLost
-from jfit.optim.rows import SparseRows, coalesce, read, without
+from jfit.optim.rows import SparseRows, distinct, in_range, read, without
 from jfit.platforms import platform_of
 from jfit.step.fitting import for_batch
 from jfit.step.loss_scale import scale_of, unscaled
@@ -120,8 +120,8 @@ class TableRows(NamedTuple):
     """The rows of embedding tables that a batch looks up.  A step is computed with these rows in place of the whole table.
 
     Attributes:
-        numbers: name of a table -> sorted indices of the table rows; the last ones may be out of range.  Without the tables
-            that have at most as many rows as there are lookups, which are passed whole.
+        numbers: name of a table -> sorted indices of the table rows, with duplicates; the last ones may be out of range.
+            Tables with at most as many rows as the batch has lookups are passed whole, and are not in it.
         trained: name of a table -> `SparseRows` of the table rows that batch rows with a nonzero loss weight look up; only
             these are updated.  Its values are not used.
     """
@@ -162,14 +162,22 @@ def table_rows(model: Model, params: Params, shard: BatchShard, policy: Policy |
     for name, numbers_of in tables.items():
         numbers, place, size = numbers_of(used, policy), numbers_of(trained, policy), len(params[name])
         if len(numbers) < size:
-            rows = coalesce(SparseRows(numbers, jnp.zeros(numbers.shape)), size)
-            place = jnp.searchsorted(rows.indices, place)
-            looked_up.numbers[name], small[name] = rows.indices, read(params[name], rows)
-        else:  # the whole table is not larger
-            rows = SparseRows(jnp.arange(size), jnp.zeros(size), unique=True)
-        is_trained = jnp.zeros(rows.indices.shape, bool).at[place].set(any_row, mode="drop", wrap_negative_indices=False)
-        looked_up.trained[name] = without(rows, ~is_trained, size)
+            ascending = jnp.sort(in_range(numbers, size))
+            place, indices = jnp.searchsorted(ascending, place), distinct(ascending, size)
+            looked_up.numbers[name], small[name] = ascending, read(params[name], SparseRows(ascending, ascending))
+        else:  # the table has at most as many rows as there are lookups: pass it whole
+            indices = jnp.arange(size)
+            # Rows that are not looked up become 0, because in a product 0 · nan is nan.
+            is_read = _marked(numbers, size, True).reshape(-1, *(1,) * (params[name].ndim - 1))
+            small[name] = jnp.where(is_read, params[name], 0)
+        rows = SparseRows(indices, jnp.zeros(indices.shape), unique=True)
+        looked_up.trained[name] = without(rows, ~_marked(place, len(indices), any_row), size)
     return small, looked_up
+
+
+def _marked(places: Array, size: int, mark: Any) -> Array:
+    """Return a bool array (size,) that has `mark` at these places and is False elsewhere; other places are ignored."""
+    return jnp.zeros(size, bool).at[places].set(mark, mode="drop", wrap_negative_indices=False)
 
 
 # ------------------------------------------------------------------------------------------------ gradients

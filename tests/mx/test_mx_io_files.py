@@ -154,7 +154,7 @@ def test_arguments_are_keywords_strings_are_parsed_and_unknown_ones_warn(folder)
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"data_shape": (5, 10)}, "too many values to unpack"),
+        ({"data_shape": (5, 10)}, "LibSVMIter: data_shape is .5, 10., expected .columns,."),
         ({"round_batch": False}, "LibSVMIter supports neither round_batch=False nor"),
         ({"num_parts": 2, "part_index": 2}, "expected 0 <= part_index < num_parts"),
         ({"label_libsvm": "c.libsvm", "label_shape": (50,), "num_parts": 2}, "num_parts with label_libsvm"),

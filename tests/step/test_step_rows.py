@@ -97,6 +97,22 @@ def test_gradients_of_tables_are_sparse_rows(size):
     np.testing.assert_allclose(found.dense(size), whole.gradients["emb_weight"], rtol=1e-5, atol=1e-7)
 
 
+def test_a_factor_row_that_no_row_of_a_csr_batch_uses_is_neither_read_nor_written():
+    data, weight = jfit.sym.Variable("data", stype="csr"), jfit.sym.Variable("weight", shape=(4, 2))
+    model = jfit.lower(jfit.sym.LinearRegressionOutput(jfit.sym.dot(data, weight), jfit.sym.Variable("label"), name="out"))
+    batch = {"data": np.array([[1, 0, 0, 2], [0, 3, 0, 0]], "float32"), "label": np.ones((2, 2), "float32")}
+    optimizer = jfit.optim.sgd(0.1, momentum=0.9, wd=0.1)
+    state = jfit.init_state(model, optimizer, batch, seed=1)
+    before = np.asarray(state.params["weight"]).copy()
+    before[2] = np.nan
+    state, _ = jfit.train_step(model, optimizer)(state._replace(params={"weight": jnp.asarray(before)}), batch)
+    after = np.asarray(state.params["weight"])
+    used = [0, 1, 3]
+    gradient = batch["data"].T @ (batch["data"][:, used] @ before[used] - 1) / 4  # mean over two rows and two outputs
+    np.testing.assert_allclose(after[used], before[used] - 0.1 * (gradient[used] + 0.1 * before[used]), rtol=1e-5)
+    assert np.isnan(after[2]).all()
+
+
 @pytest.mark.optimized
 @pytest.mark.slow
 def test_the_compiled_step_copies_no_table():

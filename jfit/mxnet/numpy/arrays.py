@@ -84,7 +84,7 @@ def kept(name: str) -> Callable[..., Any]:
             result = fn(*args, **options)
         if name in _DIVISIONS or options.get("dtype") is not None or isinstance(result, tuple) or result.dtype == bool:
             return result
-        dtype = jnp.result_type(*(a for a in args if isinstance(a, (jax.Array, np.ndarray))))
+        dtype = jnp.result_type(*(a for a in args if isinstance(a, jax.Array)))
         return result.astype(dtype) if jnp.issubdtype(dtype, jnp.integer) else result
 
     compute.__name__ = name
@@ -119,7 +119,7 @@ def elementwise(name: str, *inputs: Any, out: Any = None, **options: Any) -> Any
         return write(out, run(function_call(kept(name), len(inputs)), inputs, ndarray)[0])
     if any(isinstance(x, Symbol) for x in inputs):
         return compute(kept(name), inputs)
-    if not all(isinstance(x, (ndarray, numbers.Number)) for x in inputs):
+    if not all(isinstance(x, (ndarray, numbers.Number, np.bool_)) for x in inputs):
         types = " and ".join(type(x).__name__ for x in inputs)
         raise TypeError(f"mx.np.{name} takes mx.np.ndarrays and numbers, found {types}; convert others with mx.np.array")
     array = next((x for x in inputs if isinstance(x, ndarray)), None)
@@ -329,9 +329,11 @@ def compute(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None = N
         AssertionError: none of the arguments is an array, as in MXNet.
         MXNetError: the function does not accept the arrays.
     """
-    arrays, types, name = list[Any](), list[type](), fn.__name__.lstrip("_")
-    others = _split(args, arrays, types), _split(kwargs, arrays, types) if kwargs else ()
-    operation = _compute_call(fn, *others, len(arrays), count, tuple(types))
+    arrays: list[Any] = []
+    numbers: list[str] = []
+    name = fn.__name__.lstrip("_")
+    others = _split(args, arrays, numbers), _split(kwargs, arrays, numbers) if kwargs else ()
+    operation = _compute_call(fn, *others, len(arrays), count, tuple(numbers))
     if not arrays:
         found = ", ".join(type(a).__name__ for a in args)
         raise AssertionError(f"{name} takes mx.np.ndarrays, found {found}; convert them with mx.np.array")
@@ -348,21 +350,29 @@ def compute(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None = N
 
 
 @functools.lru_cache(maxsize=4096)
-def _compute_call(fn: Callable[..., Any], args: Any, kwargs: Any, count: int, outputs: int, types: tuple[type, ...]) -> Call:
-    """`types` of the other arguments: 2 and 2.0 are equal, but have other results."""
+def _compute_call(fn: Callable[..., Any], args: Any, kwargs: Any, count: int, outputs: int, numbers: tuple[str, ...]) -> Call:
+    """Return the `Call` of a function with these arguments.
+
+    `numbers`, see `_split`, tells equal keys of the cache apart: 2, 2.0 and True are equal, and so are 0.0 and -0.0, but
+    results differ.  `__wrapped__`, because the cache of `function_call` would return the `Call` of an equal number.
+    """
     return function_call.__wrapped__(_apply, count, (("fn", fn), ("args", args), ("kwargs", kwargs)), outputs)
 
 
-def _split(value: Any, arrays: list[Any], types: list[type]) -> Hashable:
-    """Return an argument in hashable form without its arrays, which are appended to `arrays`, as types of others to `types`."""
+def _split(value: Any, arrays: list[Any], numbers: list[str]) -> Hashable:
+    """Return an argument in hashable form, with placeholders for arrays.
+
+    Its arrays are appended to `arrays`, and numbers that may be equal to an int, as text, to `numbers`.
+    """
     if isinstance(value, (ndarray, np.ndarray, jax.Array, Symbol)):
         arrays.append(value)
         return _ARRAY
     if isinstance(value, (list, tuple)):
-        return tuple([_split(v, arrays, types) for v in value])
+        return tuple([_split(v, arrays, numbers) for v in value])
     if isinstance(value, dict):
-        return tuple([(k, _split(v, arrays, types)) for k, v in value.items()])
-    types.append(type(value))
+        return tuple([(k, _split(v, arrays, numbers)) for k, v in value.items()])
+    if isinstance(value, (float, bool, np.generic)):
+        numbers.append(repr(value))
     return value
 
 

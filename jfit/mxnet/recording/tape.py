@@ -130,7 +130,7 @@ class Tape:
 
     def _leaf(self, array: Any) -> int:
         """Return the slot of an array from outside."""
-        value, entry = array.value, array._entry
+        entry, value = array._entry, array.value
         request = array._grad_req if entry is None else "link"
         identity = id(value) if request is None else id(array)
         slot = self._slots.get(identity)

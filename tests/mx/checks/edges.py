@@ -793,4 +793,9 @@ def check_booleans_compared_with_numbers(mx):
             block = mx.gluon.nn.HybridLambda(lambda F, x, number=number: x * number)
             block.hybridize()
             values[f"times {number}"] = [block(x).dtype.kind, block(x).astype("float32")]
+        for number in (0.0, -0.0, 0):
+            block = mx.gluon.nn.HybridLambda(lambda F, x, number=number: x / number)
+            block.hybridize()
+            values[f"by {number}"] = block(mx.np.array([1.0, -1.0]))
+        values["of numpy"] = mask == np.bool_(True)
     return values
