@@ -238,7 +238,7 @@ def folded_seed(seed: Any, number: int) -> Array | None:
     if not integer or config.jax_default_prng_impl != "threefry2x32" or config.jax_random_seed_offset:
         return None
     data = _fold(np.array([0, seed], np.uint32), number)
-    return jax.random.wrap_key_data(jax.device_put(data, may_alias=False))
+    return jax.random.wrap_key_data(jax.device_put(data))
 
 
 def split_seed(seed: Any) -> tuple[Array, Array] | None:

@@ -330,10 +330,10 @@ def compute(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None = N
         MXNetError: the function does not accept the arrays.
     """
     arrays: list[Any] = []
-    numbers: list[str] = []
+    texts: list[str] = []
     name = fn.__name__.lstrip("_")
-    others = _split(args, arrays, numbers), _split(kwargs, arrays, numbers) if kwargs else ()
-    operation = _compute_call(fn, *others, len(arrays), count, tuple(numbers))
+    others = _split(args, arrays, texts), _split(kwargs, arrays, texts) if kwargs else ()
+    operation = _compute_call(fn, *others, len(arrays), count, tuple(texts))
     if not arrays:
         found = ", ".join(type(a).__name__ for a in args)
         raise AssertionError(f"{name} takes mx.np.ndarrays, found {found}; convert them with mx.np.array")
@@ -350,29 +350,29 @@ def compute(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None = N
 
 
 @functools.lru_cache(maxsize=4096)
-def _compute_call(fn: Callable[..., Any], args: Any, kwargs: Any, count: int, outputs: int, numbers: tuple[str, ...]) -> Call:
+def _compute_call(fn: Callable[..., Any], args: Any, kwargs: Any, count: int, outputs: int, texts: tuple[str, ...]) -> Call:
     """Return the `Call` of a function with these arguments.
 
-    `numbers`, see `_split`, tells equal keys of the cache apart: 2, 2.0 and True are equal, and so are 0.0 and -0.0, but
-    results differ.  `__wrapped__`, because the cache of `function_call` would return the `Call` of an equal number.
+    `texts`, see `_split`, are only there to tell keys of the cache apart: 2 and 2.0 are equal, and so are 0.0 and -0.0, but
+    the results differ.  `__wrapped__`, because the cache of `function_call` would return the `Call` of an equal number.
     """
     return function_call.__wrapped__(_apply, count, (("fn", fn), ("args", args), ("kwargs", kwargs)), outputs)
 
 
-def _split(value: Any, arrays: list[Any], numbers: list[str]) -> Hashable:
+def _split(value: Any, arrays: list[Any], texts: list[str]) -> Hashable:
     """Return an argument in hashable form, with placeholders for arrays.
 
-    Its arrays are appended to `arrays`, and numbers that may be equal to an int, as text, to `numbers`.
+    Its arrays are appended to `arrays`, and to `texts` the numbers that may equal one of another type: all but ints.
     """
     if isinstance(value, (ndarray, np.ndarray, jax.Array, Symbol)):
         arrays.append(value)
         return _ARRAY
     if isinstance(value, (list, tuple)):
-        return tuple([_split(v, arrays, numbers) for v in value])
+        return tuple([_split(v, arrays, texts) for v in value])
     if isinstance(value, dict):
-        return tuple([(k, _split(v, arrays, numbers)) for k, v in value.items()])
+        return tuple([(k, _split(v, arrays, texts)) for k, v in value.items()])
     if isinstance(value, (float, bool, np.generic)):
-        numbers.append(repr(value))
+        texts.append(repr(value))
     return value
 
 
