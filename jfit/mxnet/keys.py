@@ -15,7 +15,6 @@ import jax
 from jax import Array
 
 from jfit import checks
-from jfit.init.sampling import folded_seed
 
 _STATE = {"seed": 0, "count": 0}  # count: number of keys derived since the seed was set
 _local = threading.local()
@@ -65,6 +64,8 @@ def next_key() -> Array:
     """
     streams = _local.__dict__.setdefault("streams", [])
     if not streams:
+        from jfit.init.sampling import folded_seed  # which `import jfit.mx` does not have to wait for
+
         number = _STATE["count"]
         _STATE["count"] = number + 1
         key = folded_seed(_STATE["seed"], number)
