@@ -246,3 +246,8 @@ def test_other_seeds_and_generators_are_left_to_jax():
     assert [sampling.split_seed(seed) for seed in (-1, 2**31, True, np.arange(2), jax.random.key(0))] == [None] * 5
     with jax.default_prng_impl("rbg"):
         assert sampling.split_seed(0) is None
+    jax.config.update("jax_random_seed_offset", 5)  # which changes the keys of a seed
+    try:
+        assert sampling.split_seed(0) is None and sampling.folded_seed(0, 0) is None
+    finally:
+        jax.config.update("jax_random_seed_offset", 0)

@@ -174,6 +174,7 @@ ROWS = [
     ("take", [R, None], [(4, 9), (2, 3)], {}, [LOST]),
     ("pick", [R, R], [(4, 9), (4,)], {}, [R]),
     ("pick", [R._replace(axis=1), R], [(9, 4), (4,)], {"axis": 0}, [R]),
+    ("pick", [None, RowLayout(1, 1, 1, 1)], [(4, 3), (4, 1)], {"axis": 1}, [LOST]),  # the axis of the rows is picked away
     ("one_hot", [R], [(4,)], {"depth": 3}, [R]),
     ("SequenceLast", [R._replace(axis=1)], [(3, 4, 2)], {}, [R]),
     ("SequenceReverse", [R], [(4, 3)], {}, [LOST]),
